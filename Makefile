@@ -1,0 +1,18 @@
+# Two commands do everything on a fresh Debian machine: `make demo` and `make test`.
+.PHONY: demo test build setup clean
+
+build: setup
+	cmake --preset release >/dev/null
+	cmake --build build/release
+
+setup:
+	tools/setup.sh
+
+demo: build
+	tools/demo.sh
+
+test: build
+	tools/test.sh
+
+clean:
+	rm -rf build/release build/debug build/asan build/tsan build/fuzz build/clang

@@ -1,0 +1,91 @@
+/* map.c: mmap and whole-file reads with errors that name the file. */
+#include "map.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static k3_status open_regular(const char *path, int *ret_fd, size_t *ret_bytes, k3i_err *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return k3i_fail(err, K3_E_IO, "%s: cannot be opened: %s", path, strerror(errno));
+    struct stat st;
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        close(fd);
+        return k3i_fail(err, K3_E_IO, "%s: is not a regular file", path);
+    }
+    *ret_fd = fd;
+    *ret_bytes = (size_t)st.st_size;
+    return K3_OK;
+}
+
+k3_status k3i_map_open(const char *path, k3i_map *ret, k3i_err *err)
+{
+    int fd;
+    size_t bytes;
+    k3_status st = open_regular(path, &fd, &bytes, err);
+    if (st != K3_OK)
+        return st;
+    void *p = NULL;
+    if (bytes > 0) {
+        p = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+        if (p == MAP_FAILED) {
+            st = k3i_fail(err, K3_E_IO, "%s: cannot be mapped: %s", path, strerror(errno));
+            close(fd);
+            return st;
+        }
+    }
+    close(fd);
+    *ret = (k3i_map){.data = p, .bytes = bytes};
+    return K3_OK;
+}
+
+void k3i_map_close(k3i_map *map)
+{
+    if (map == NULL || map->data == NULL)
+        return;
+    munmap((void *)(uintptr_t)map->data, map->bytes);
+    *map = (k3i_map){0};
+}
+
+k3_status k3i_read_file(const char *path, size_t max_bytes, char **ret, size_t *ret_bytes, k3i_err *err)
+{
+    int fd;
+    size_t bytes;
+    k3_status st = open_regular(path, &fd, &bytes, err);
+    if (st != K3_OK)
+        return st;
+    char *text = NULL;
+    if (bytes > max_bytes) {
+        st = k3i_fail(err, K3_E_LIMIT, "%s: has %zu bytes, the limit is %zu", path, bytes, max_bytes);
+        goto out;
+    }
+    text = k3i_alloc(bytes + 1);
+    if (text == NULL) {
+        st = k3i_fail(err, K3_E_NOMEM, "%s: no memory for %zu bytes", path, bytes);
+        goto out;
+    }
+    size_t got = 0;
+    while (got < bytes) {
+        ssize_t n = read(fd, text + got, bytes - got);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0) {
+            st = k3i_fail(err, K3_E_IO, "%s: read stopped at byte %zu of %zu", path, got, bytes);
+            goto out;
+        }
+        got += (size_t)n;
+    }
+    text[bytes] = 0;
+    *ret = text;
+    *ret_bytes = bytes;
+    text = NULL;
+out:
+    k3i_free(text);
+    close(fd);
+    return st;
+}

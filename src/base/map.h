@@ -1,0 +1,19 @@
+/* map.h: whole files, mapped read-only or read into memory. */
+#ifndef K3I_MAP_H
+#define K3I_MAP_H
+
+#include "alloc.h"
+
+typedef struct {
+    const uint8_t *data;  /* page-aligned; NULL if bytes is 0 */
+    size_t bytes;
+} k3i_map;
+
+/* Maps a regular file, shared between processes. Errors: K3_E_IO naming the path. */
+k3_status k3i_map_open(const char *path, k3i_map *ret, k3i_err *err);
+void k3i_map_close(k3i_map *map);
+
+/* Reads a regular file of at most max_bytes; a NUL follows the contents. Free *ret with k3i_free. */
+k3_status k3i_read_file(const char *path, size_t max_bytes, char **ret, size_t *ret_bytes, k3i_err *err);
+
+#endif
