@@ -9,10 +9,12 @@ set(CMAKE_C_FLAGS_DEBUG "-O1 -g -DK3_DEBUG=1")
 add_compile_options(
     -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wvla -Wstrict-prototypes
     -Wmissing-prototypes -Wundef -Wformat=2 -Wcast-align -Werror
-    # Error texts and paths are cut at their buffer's end on purpose.
-    -Wno-format-truncation
     # Contraction into FMA would make a result depend on what the compiler fuses.
     -ffp-contract=off -fno-math-errno)
+if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
+    # Error texts and paths are cut at their buffer's end on purpose.
+    add_compile_options(-Wno-format-truncation)
+endif()
 add_compile_definitions(_GNU_SOURCE)
 
 if(K3_SANITIZE)

@@ -161,7 +161,7 @@ typedef struct {
     int32_t n_tokens;              /* 1..max_num_batched_tokens */
     int32_t n_logit_rows;
     int32_t n_media;               /* media runs */
-    int32_t table_len;             /* entries of mla_table */
+    int32_t n_snap;                /* snapshots inside final rows; later ones are asked of k3_commit */
     const int32_t *token_ids;      /* [n_tokens]; ids of media rows are ignored */
     const int32_t *q_start;        /* [n_reqs + 1], ascending from 0 to n_tokens, each request >= 1 row */
     const int32_t *ctx_len;        /* [n_reqs] committed tokens before this step */
@@ -177,6 +177,9 @@ typedef struct {
     const uint64_t *media_key;     /* [n_media] key of the encoded image */
     const int32_t *media_row;      /* [n_media] first row of the image */
     const int32_t *media_count;    /* [n_media] rows */
+    const int32_t *snap_req;       /* [n_snap] request index */
+    const int32_t *snap_pos;       /* [n_snap] ctx_len < pos <= ctx_len + rows - n_spec */
+    const int32_t *snap_block;     /* [n_snap * snapshot_blocks] pages that receive the state at pos */
     k3_status *req_status;         /* [n_reqs] out: K3_OK or K3_E_NONFINITE; may be NULL */
 } k3_batch;
 
@@ -194,23 +197,14 @@ typedef struct {
     int32_t pad_;                  /* 0 */
     const int32_t *accepted;       /* [n_reqs] rows - n_spec <= accepted <= rows */
     const int32_t *snap_req;       /* [n_snap] request index in the batch */
-    const int32_t *snap_pos;       /* [n_snap] position, ctx_len < pos <= ctx_len + accepted */
+    const int32_t *snap_pos;       /* [n_snap] ctx_len + rows - n_spec <= pos <= ctx_len + accepted */
     const int32_t *snap_block;     /* [n_snap * snapshot_blocks] pages that receive the state */
 } k3_commit_args;
 
 /* Advances every slot to exactly the accepted rows (bitwise as if the rejected had never run), writes
- * the draft's context rows, and takes the snapshots asked for at their exact positions. Positions
- * inside a prefill chunk must have been announced with k3_snap_plan before k3_forward; the end of the
- * batch's rows and positions inside the speculative tail need no announcement. */
+ * the draft's context rows, and takes the snapshots asked for. Must follow every successful forward;
+ * rows of a request with K3_E_NONFINITE are ignored. */
 K3_API k3_status k3_commit(k3_engine *engine, const k3_commit_args *args);
-
-/* Announces that the next k3_forward's request `req` (index in that batch) will be asked for a snapshot
- * at position `pos`, inside its rows that are final. Forgotten after that step. */
-K3_API k3_status k3_snap_plan(k3_engine *engine, int32_t req, int32_t pos);
-
-/* Drops a pending transaction: all its requests return to their state before k3_forward where that is
- * possible (only speculative rows), else their slots are released. */
-K3_API k3_status k3_abandon(k3_engine *engine);
 
 /* ---- drafting ---------------------------------------------------------------------------------- */
 

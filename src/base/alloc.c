@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The one exception to "no mutable globals": counters for tests, per thread, that change no result. */
+/* The one exception to "no mutable globals": counters for tests, per thread, that change no result.
+ */
 static _Thread_local uint64_t n_alloc;
 static _Thread_local uint64_t fail_at;
 

@@ -23,7 +23,8 @@ void k3i_free(void *p);
 bool k3i_mul_size(size_t a, size_t b, size_t *ret);
 bool k3i_add_size(size_t a, size_t b, size_t *ret);
 
-/* Tests only: the Nth allocation of this thread from now on fails (0 = never again). Thread-local. */
+/* Tests only: the Nth allocation of this thread from now on fails (0 = never again). Thread-local.
+ */
 void k3i_alloc_fail_at(uint64_t n);
 /* Allocations of this thread so far: a debug guard compares it before and after a step. */
 uint64_t k3i_alloc_count(void);

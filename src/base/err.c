@@ -39,8 +39,8 @@ k3_status k3i_err_prefix(k3i_err *err, const char *format, ...)
 const char *k3_status_text(k3_status status)
 {
     switch (status) {
-#define STATUS(name, value, text)                                                                  \
-    case value:                                                                                    \
+#define STATUS(name, value, text) \
+    case value:                   \
         return text;
 #include <k3/status.def>
 #undef STATUS

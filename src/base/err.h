@@ -17,7 +17,8 @@ k3_status k3i_fail(k3i_err *err, k3_status code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 /* Puts "prefix: " before the text of an error that is passed upwards. Returns err->code. */
-k3_status k3i_err_prefix(k3i_err *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
+k3_status k3i_err_prefix(k3i_err *err, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 #ifdef K3_DEBUG
 #include <assert.h>

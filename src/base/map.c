@@ -52,7 +52,8 @@ void k3i_map_close(k3i_map *map)
     *map = (k3i_map){0};
 }
 
-k3_status k3i_read_file(const char *path, size_t max_bytes, char **ret, size_t *ret_bytes, k3i_err *err)
+k3_status k3i_read_file(const char *path, size_t max_bytes, char **ret, size_t *ret_bytes,
+                        k3i_err *err)
 {
     int fd;
     size_t bytes;
@@ -61,7 +62,8 @@ k3_status k3i_read_file(const char *path, size_t max_bytes, char **ret, size_t *
         return st;
     char *text = NULL;
     if (bytes > max_bytes) {
-        st = k3i_fail(err, K3_E_LIMIT, "%s: has %zu bytes, the limit is %zu", path, bytes, max_bytes);
+        st = k3i_fail(err, K3_E_LIMIT, "%s: has %zu bytes, the limit is %zu", path, bytes,
+                      max_bytes);
         goto out;
     }
     text = k3i_alloc(bytes + 1);

@@ -5,7 +5,7 @@
 #include "alloc.h"
 
 typedef struct {
-    const uint8_t *data;  /* page-aligned; NULL if bytes is 0 */
+    const uint8_t *data; /* page-aligned; NULL if bytes is 0 */
     size_t bytes;
 } k3i_map;
 
@@ -13,7 +13,9 @@ typedef struct {
 k3_status k3i_map_open(const char *path, k3i_map *ret, k3i_err *err);
 void k3i_map_close(k3i_map *map);
 
-/* Reads a regular file of at most max_bytes; a NUL follows the contents. Free *ret with k3i_free. */
-k3_status k3i_read_file(const char *path, size_t max_bytes, char **ret, size_t *ret_bytes, k3i_err *err);
+/* Reads a regular file of at most max_bytes; a NUL follows the contents. Free *ret with k3i_free.
+ */
+k3_status k3i_read_file(const char *path, size_t max_bytes, char **ret, size_t *ret_bytes,
+                        k3i_err *err);
 
 #endif

@@ -12,8 +12,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* About 20 us at 3 GHz with a pause of 40 cycles: longer than the gaps inside a step, far shorter than a
- * scheduler tick, so an idle engine costs nothing. */
+/* About 20 us at 3 GHz with a pause of 40 cycles: longer than the gaps inside a step, far shorter
+ * than a scheduler tick, so an idle engine costs nothing. */
 #define SPIN 1500
 
 typedef struct {
@@ -56,7 +56,8 @@ static void relax(void)
 }
 
 /* Waits until *word differs from `old`. */
-static uint32_t wait_change(_Atomic uint32_t *word, uint32_t old, size_t spin, _Atomic uint32_t *sleepers)
+static uint32_t wait_change(_Atomic uint32_t *word, uint32_t old, size_t spin,
+                            _Atomic uint32_t *sleepers)
 {
     for (size_t i = 0; i < spin; i++) {
         uint32_t now = atomic_load_explicit(word, memory_order_acquire);
@@ -109,7 +110,8 @@ static k3_status pin(pthread_t thread, int32_t cpu, k3i_err *err)
     return K3_OK;
 }
 
-k3_status k3i_team_new(size_t n_threads, const int32_t *cpus, size_t n_cpus, k3i_team **ret, k3i_err *err)
+k3_status k3i_team_new(size_t n_threads, const int32_t *cpus, size_t n_cpus, k3i_team **ret,
+                       k3i_err *err)
 {
     size_t bytes;
     if (n_threads == 0 || n_threads > 4096)
@@ -128,7 +130,8 @@ k3_status k3i_team_new(size_t n_threads, const int32_t *cpus, size_t n_cpus, k3i
         t->members[i] = (member){.team = t, .index = i};
         int rc = pthread_create(&t->members[i].thread, NULL, worker, &t->members[i]);
         if (rc != 0) {
-            st = k3i_fail(err, K3_E_NOMEM, "thread %zu of %zu cannot be made: %s", i, n_threads, strerror(rc));
+            st = k3i_fail(err, K3_E_NOMEM, "thread %zu of %zu cannot be made: %s", i, n_threads,
+                          strerror(rc));
             break;
         }
         t->n_started++;
@@ -174,7 +177,8 @@ void k3i_team_run(k3i_team *team, k3i_team_fn fn, void *arg)
         wait_change(&team->busy, left, team->spin, &team->main_sleeps);
 }
 
-void k3i_team_split(size_t n_items, size_t grain, size_t i, size_t n, size_t *ret_from, size_t *ret_to)
+void k3i_team_split(size_t n_items, size_t grain, size_t i, size_t n, size_t *ret_from,
+                    size_t *ret_to)
 {
     size_t n_grains = (n_items + grain - 1) / grain;
     size_t base = n_grains / n, extra = n_grains % n;

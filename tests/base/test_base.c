@@ -14,9 +14,9 @@ static void bf16_rounds_to_nearest_even(void **state)
 {
     (void)state;
     assert_int_equal(k3i_to_bf16(1.0f), 0x3f80);
-    assert_int_equal(k3i_to_bf16(0x1.01p0f), 0x3f80);       /* tie, even below */
-    assert_int_equal(k3i_to_bf16(0x1.03p0f), 0x3f82);       /* tie, even above */
-    assert_int_equal(k3i_to_bf16(0x1.010002p0f), 0x3f81);   /* just above a tie */
+    assert_int_equal(k3i_to_bf16(0x1.01p0f), 0x3f80);        /* tie, even below */
+    assert_int_equal(k3i_to_bf16(0x1.03p0f), 0x3f82);        /* tie, even above */
+    assert_int_equal(k3i_to_bf16(0x1.010002p0f), 0x3f81);    /* just above a tie */
     assert_int_equal(k3i_to_bf16(-0x1.fffffep127f), 0xff80); /* overflow */
     assert_true(isnan(k3i_from_bf16(k3i_to_bf16(NAN))));
     assert_int_equal(k3i_to_bf16(0x1p-149f), 0x0000);
