@@ -1,0 +1,38 @@
+/* philox.h: counter-based noise, Philox4x32-10 (Salmon et al., SC'11). A draw is a pure function of
+ * (seed, position, stream, token): it cannot depend on batch neighbours, step numbers, chunking,
+ * preemption or speculation. Used for sampling and for sampled drafts. */
+#ifndef K3I_PHILOX_H
+#define K3I_PHILOX_H
+
+#include <stdint.h>
+
+/* Independent streams of one position (dspark.md 4.6). */
+enum {
+    K3_STREAM_TARGET = 0, /* the sampled token, and residual draws */
+    K3_STREAM_DRAFT = 1,  /* a draft's own proposals */
+    K3_STREAM_ACCEPT = 2, /* acceptance uniforms */
+};
+
+/* Four 32-bit words of the counter under the key. */
+void k3i_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t ret[4]);
+
+/* Uniform on the open interval (0, 1), 32 bits. */
+double k3i_noise_uniform(uint64_t seed, int32_t position, uint32_t stream, uint32_t word);
+
+/* Standard Gumbel noise -ln(-ln u) of vocabulary entry `token`: argmax(logit + noise) is a sample
+ * of softmax(logits). `token` rows are drawn four at a time; k3i_gumbel keeps the last four. */
+typedef struct {
+    uint64_t seed;
+    int32_t position;
+    uint32_t stream;
+    uint32_t quad; /* index of the words below, UINT32_MAX = none */
+    uint32_t word[4];
+} k3i_gumbel;
+
+void k3i_gumbel_init(k3i_gumbel *g, uint64_t seed, int32_t position, uint32_t stream);
+double k3i_gumbel_at(k3i_gumbel *g, int32_t token);
+
+/* k3i_gumbel_at never exceeds this: -ln(-ln(1 - 2^-33)) rounded up. */
+#define K3I_GUMBEL_MAX 22.9
+
+#endif
