@@ -249,6 +249,10 @@ K3_API void k3_free_image(k3_engine *engine, uint64_t key);
 
 /* ---- slots, snapshots, counters ---------------------------------------------------------------- */
 
+/* Copies page `from` to page `to` (latents of all layers, target and draft): a sequence that continues a
+ * shared, partly filled page writes into a copy of it. Not while a transaction is pending. K3_E_BLOCK. */
+K3_API k3_status k3_kv_copy(k3_engine *engine, int32_t from, int32_t to);
+
 /* Ends a sequence: the slot is free for a RESET or RESTORE. */
 K3_API k3_status k3_slot_release(k3_engine *engine, int32_t slot);
 
