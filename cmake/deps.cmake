@@ -13,3 +13,6 @@ add_library(yyjson SHARED IMPORTED)
 set_target_properties(yyjson PROPERTIES
     IMPORTED_LOCATION ${YYJSON_LIBRARY}
     INTERFACE_INCLUDE_DIRECTORIES ${YYJSON_INCLUDE_DIR})
+
+# Python for tools and black-box tests: the system's, because numpy is one of its packages.
+find_program(K3_PYTHON NAMES python3 HINTS /usr/bin NO_CMAKE_ENVIRONMENT_PATH REQUIRED)

@@ -14,14 +14,16 @@ function(k3_module name)
 endfunction()
 
 # k3_test(NAME LIBS a b SOURCES x.c [LABELS l] [TIMEOUT s]): one cmocka binary = one ctest test.
-# K3_TEST_DATA points to tests/data, K3_SOURCE_DIR to the repository.
+# K3_TEST_DATA points to tests/data, K3_SOURCE_DIR to the repository, K3_TEST_MODELS to the synthetic checkpoints
+# (tests/checkpoint/CMakeLists.txt says how to ask for them).
 function(k3_test name)
     cmake_parse_arguments(T "" "TIMEOUT" "LIBS;SOURCES;LABELS" ${ARGN})
     add_executable(test_${name} ${T_SOURCES})
     target_link_libraries(test_${name} PRIVATE ${T_LIBS} cmocka m)
     target_include_directories(test_${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
     target_compile_definitions(test_${name} PRIVATE
-        K3_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data" K3_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+        K3_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data" K3_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
+        K3_TEST_MODELS="${CMAKE_BINARY_DIR}/models")
     add_test(NAME ${name} COMMAND test_${name})
     if(NOT T_TIMEOUT)
         set(T_TIMEOUT 600)
