@@ -128,6 +128,16 @@ static void bind_text(k3i_binder *b, const k3i_config *c, k3i_text_weights *w)
     }
 }
 
+static k3i_weight matrix(k3i_binder *b, const char *name, size_t rows, size_t cols)
+{
+    return k3i_bind_weight(b, name, (const size_t[]){rows, cols}, 2);
+}
+
+static k3i_weight vector(k3i_binder *b, const char *name, size_t n)
+{
+    return k3i_bind_weight(b, name, &n, 1);
+}
+
 static void bind_vision(k3i_binder *b, const k3i_vision_config *v, k3i_vision_weights *w)
 {
     size_t f = v->hidden_size, a = v->qkv_hidden_size;
@@ -136,26 +146,26 @@ static void bind_vision(k3i_binder *b, const k3i_vision_config *v, k3i_vision_we
     const size_t table[] = {v->pos_height, v->pos_width, f};
     k3i_binder_scope(b, "vision_tower.");
     *w = (k3i_vision_weights){
-        .patch_proj = k3i_bind_shape(b, "patch_embed.proj.weight", K3I_DTYPE_BF16, patch, 4, false),
-        .pos_emb = k3i_bind_shape(b, "patch_embed.pos_emb.weight", K3I_DTYPE_BF16, table, 3, true),
-        .final_layernorm = k3i_bind_vector(b, "encoder.final_layernorm.weight", f),
+        .patch_proj = k3i_bind_weight(b, "patch_embed.proj.weight", patch, 4),
+        .pos_emb = k3i_bind_weight(b, "patch_embed.pos_emb.weight", table, 3),
+        .final_layernorm = vector(b, "encoder.final_layernorm.weight", f),
         .blocks = k3i_bind_array(b, v->n_layers, sizeof *w->blocks),
     };
     for (size_t i = 0; i < v->n_layers && b->st == K3_OK; i++) {
         k3i_binder_scope(b, "vision_tower.encoder.blocks.%zu.", i);
         w->blocks[i] = (k3i_vision_block){
-            .norm0 = k3i_bind_vector(b, "norm0.weight", f),
-            .norm1 = k3i_bind_vector(b, "norm1.weight", f),
-            .wqkv = k3i_bind_matrix(b, "wqkv.weight", 3 * a, f),
-            .wo = k3i_bind_matrix(b, "wo.weight", f, a),
-            .fc0 = k3i_bind_matrix(b, "mlp.fc0.weight", v->intermediate_size, f),
-            .fc1 = k3i_bind_matrix(b, "mlp.fc1.weight", f, v->intermediate_size),
+            .norm0 = vector(b, "norm0.weight", f),
+            .norm1 = vector(b, "norm1.weight", f),
+            .wqkv = matrix(b, "wqkv.weight", 3 * a, f),
+            .wo = matrix(b, "wo.weight", f, a),
+            .fc0 = matrix(b, "mlp.fc0.weight", v->intermediate_size, f),
+            .fc1 = matrix(b, "mlp.fc1.weight", f, v->intermediate_size),
         };
     }
     k3i_binder_scope(b, "mm_projector.");
-    w->proj0 = k3i_bind_matrix(b, "proj.0.weight", merged, merged);
-    w->proj2 = k3i_bind_matrix(b, "proj.2.weight", v->text_hidden_size, merged);
-    w->post_norm = k3i_bind_vector(b, "post_norm.weight", v->text_hidden_size);
+    w->proj0 = matrix(b, "proj.0.weight", merged, merged);
+    w->proj2 = matrix(b, "proj.2.weight", v->text_hidden_size, merged);
+    w->post_norm = vector(b, "post_norm.weight", v->text_hidden_size);
 }
 
 k3_status k3i_target_open(const char *dir, k3i_target *ret, k3i_err *err)

@@ -91,23 +91,30 @@ typedef struct {
     k3i_layer_weights *layers;       /* [L] */
 } k3i_text_weights;
 
+/* A tensor of the vision part in the type of its file; one pointer is set. The release stores BF16 (matrices
+ * at any alignment); converted files store F32, or F16, which becomes F32 here. */
+typedef struct {
+    const k3i_bf16 *bf16;
+    const float *f32;
+} k3i_weight;
+
 /* Vision, letters of this part: F hidden, A qkv width, G intermediate, s merge size. */
 typedef struct {
-    const k3i_bf16 *norm0, *norm1; /* [F] before attention, before the MLP */
-    const k3i_bf16 *wqkv;          /* [3 A, F] rows q, k, v; inside each head-major */
-    const k3i_bf16 *wo;            /* [F, A] */
-    const k3i_bf16 *fc0;           /* [G, F] */
-    const k3i_bf16 *fc1;           /* [F, G] */
+    k3i_weight norm0, norm1; /* [F] before attention, before the MLP */
+    k3i_weight wqkv;         /* [3 A, F] rows q, k, v; inside each head-major */
+    k3i_weight wo;           /* [F, A] */
+    k3i_weight fc0;          /* [G, F] */
+    k3i_weight fc1;          /* [F, G] */
 } k3i_vision_block;
 
 typedef struct {
-    const k3i_bf16 *patch_proj;      /* [F, 3 p p] column = channel * p p + y * p + x */
-    const k3i_bf16 *pos_emb;         /* [rows, columns, F] */
-    k3i_vision_block *blocks;        /* [n_layers] */
-    const k3i_bf16 *final_layernorm; /* [F] an RMSNorm */
-    const k3i_bf16 *proj0;           /* [F s s, F s s] mm_projector.proj.0 */
-    const k3i_bf16 *proj2;           /* [H, F s s] mm_projector.proj.2 */
-    const k3i_bf16 *post_norm;       /* [H] */
+    k3i_weight patch_proj;      /* [F, 3 p p] column = channel * p p + y * p + x */
+    k3i_weight pos_emb;         /* [rows, columns, F] */
+    k3i_vision_block *blocks;   /* [n_layers] */
+    k3i_weight final_layernorm; /* [F] an RMSNorm */
+    k3i_weight proj0;           /* [F s s, F s s] mm_projector.proj.0 */
+    k3i_weight proj2;           /* [H, F s s] mm_projector.proj.2 */
+    k3i_weight post_norm;       /* [H] */
 } k3i_vision_weights;
 
 /* A target, everything of it: the one struct that engine and tools open. */

@@ -97,6 +97,53 @@ const float *k3i_bind_f32(k3i_binder *b, const char *name, size_t n)
     return k3i_bind_shape(b, name, K3I_DTYPE_F32, &n, 1, true);
 }
 
+/* IEEE half precision, subnormals included: exact in f32. */
+static float from_f16(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exp = h >> 10 & 31u, frac = h & 1023u;
+    if (exp == 0)
+        return (sign != 0 ? -0x1p-24f : 0x1p-24f) * (float)frac;
+    uint32_t bits = sign | (exp == 31 ? 0x7f800000u : (exp + 112) << 23) | frac << 13;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static const float *widened(k3i_binder *b, const k3i_tensor *t)
+{
+    size_t n = t->bytes / sizeof(uint16_t);
+    float *p = k3i_arena_new(b->arena, float, n);
+    if (p == NULL) {
+        b->st = k3i_fail(b->err, K3_E_NOMEM, "%s: no memory to convert '%s'", k3i_ckpt_dir(b->ck),
+                         t->name);
+        return NULL;
+    }
+    for (size_t i = 0; i < n; i++) {
+        uint16_t h;
+        memcpy(&h, t->data + i * sizeof h, sizeof h);
+        p[i] = from_f16(h);
+    }
+    return p;
+}
+
+k3i_weight k3i_bind_weight(k3i_binder *b, const char *name, const size_t *shape, size_t n_dims)
+{
+    k3i_weight w = {0};
+    const k3i_tensor *t = take(b, name, "");
+    bool is_f32 = t != NULL && t->dtype == K3I_DTYPE_F32;
+    bool is_f16 = t != NULL && t->dtype == K3I_DTYPE_F16;
+    check_shape(b, t, is_f32 ? K3I_DTYPE_F32 : is_f16 ? K3I_DTYPE_F16 : K3I_DTYPE_BF16, shape, n_dims);
+    if (b->st != K3_OK)
+        return w;
+    if (is_f32)
+        w.f32 = aligned(b, t);
+    else if (is_f16)
+        w.f32 = widened(b, t);
+    else
+        w.bf16 = n_dims == 2 || n_dims == 4 ? (const void *)t->data : aligned(b, t);
+    return w;
+}
+
 k3i_mxfp4 k3i_bind_mxfp4(k3i_binder *b, const char *name, size_t rows, size_t cols)
 {
     const k3i_tensor *packed = take(b, name, ".weight_packed");

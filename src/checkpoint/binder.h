@@ -33,6 +33,8 @@ const float *k3i_bind_f32(k3i_binder *b, const char *name, size_t n);
 /* Any shape. */
 const void *k3i_bind_shape(k3i_binder *b, const char *name, k3i_dtype dtype, const size_t *shape,
                            size_t n_dims, bool align);
+/* BF16, F32 or F16 of any shape; vectors and tables are aligned. */
+k3i_weight k3i_bind_weight(k3i_binder *b, const char *name, const size_t *shape, size_t n_dims);
 /* name.weight_packed and name.weight_scale; scales of 255 are refused. */
 k3i_mxfp4 k3i_bind_mxfp4(k3i_binder *b, const char *name, size_t rows, size_t cols);
 k3i_mlp_weights k3i_bind_mlp(k3i_binder *b, const char *name, size_t inner, size_t hidden);

@@ -16,7 +16,11 @@ static const struct {
     const char *name;
     size_t bytes;
 } dtypes[] = {
-    [K3I_DTYPE_BF16] = {"BF16", 2}, [K3I_DTYPE_F32] = {"F32", 4}, [K3I_DTYPE_U8] = {"U8", 1}};
+    [K3I_DTYPE_BF16] = {"BF16", 2},
+    [K3I_DTYPE_F32] = {"F32", 4},
+    [K3I_DTYPE_U8] = {"U8", 1},
+    [K3I_DTYPE_F16] = {"F16", 2}, /* converted vision parts only */
+};
 
 const char *k3i_dtype_name(k3i_dtype dtype)
 {

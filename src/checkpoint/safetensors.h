@@ -9,7 +9,7 @@
 
 #include "alloc.h"
 
-typedef enum { K3I_DTYPE_BF16, K3I_DTYPE_F32, K3I_DTYPE_U8 } k3i_dtype;
+typedef enum { K3I_DTYPE_BF16, K3I_DTYPE_F32, K3I_DTYPE_U8, K3I_DTYPE_F16 } k3i_dtype;
 
 #define K3I_MAX_DIMS 8 /* four are needed; more would not print in an error text */
 

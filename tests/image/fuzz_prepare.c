@@ -18,7 +18,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     s.background.drop_alpha = (data[7] & 2) != 0;
     s.background.square = 1 + data[7] / 16;
     k3i_picture pic;
-    uint32_t w = 1 + (uint32_t)data[1] + ((data[0] & 8) != 0 ? 3000u : 0u);
+    uint32_t w = 1 + (uint32_t)data[1] + ((data[0] & 8) != 0 ? 600u : 0u);
     uint32_t h = 1 + (uint32_t)data[2];
     if (k3i_picture_new((k3i_pix)(data[0] % 7), w, h, &pic, NULL) != K3_OK)
         return 0;
