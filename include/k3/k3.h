@@ -247,6 +247,29 @@ K3_API k3_status k3_image_rows(k3_engine *engine, uint64_t key, float *rows, int
 /* Frees an image; an unknown key is no error. */
 K3_API void k3_free_image(k3_engine *engine, uint64_t key);
 
+/* ---- text -------------------------------------------------------------------------------------- */
+
+/* The tokenizer and the chat format of a checkpoint, for hosts that bring their own server. Needs no
+ * engine. Immutable after opening: any number of threads may use one. */
+typedef struct k3_text k3_text;
+
+/* Reads tiktoken.model and tokenizer_config.json of a directory; on failure `*ret` is untouched and err
+ * has a sentence (so in all calls here). Free with k3_text_close. */
+K3_API k3_status k3_text_open(const char *dir, k3_text **ret, char *err, size_t err_bytes);
+K3_API void k3_text_close(k3_text *text); /* NULL is allowed */
+
+/* Tokens of UTF-8 text. `specials` 1: names of special tokens in the text become their ids, 0: they are
+ * ordinary text. *ret_n is the number of ids; the first min(cap, *ret_n) are written. */
+K3_API k3_status k3_text_encode(const k3_text *text, const char *utf8, size_t n_bytes, int32_t specials,
+                                int32_t *ids, int32_t cap, int32_t *ret_n, char *err, size_t err_bytes);
+
+/* The prompt of a chat request: the JSON object that /v1/chat/completions takes (messages, tools,
+ * tool_choice, response_format, thinking, ...). Each picture part becomes a single media token, which
+ * the host replaces by the picture's whole block. Ids as in k3_text_encode. K3_E_FORMAT names the field
+ * that is wrong. */
+K3_API k3_status k3_text_chat(const k3_text *text, const char *json, size_t n_bytes, int32_t *ids,
+                              int32_t cap, int32_t *ret_n, char *err, size_t err_bytes);
+
 /* ---- slots, snapshots, counters ---------------------------------------------------------------- */
 
 /* Copies page `from` to page `to` (latents of all layers, target and draft): a sequence that continues a
