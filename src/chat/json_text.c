@@ -14,6 +14,8 @@ k3_status k3i_json_escape(const char *text, size_t n, k3i_buf *ret, k3i_err *err
 {
     k3_status st = K3_OK;
     size_t from = 0;
+    if (n == 0)
+        return K3_OK; /* `text` may be NULL */
     for (size_t i = 0; i <= n && st == K3_OK; i++) {
         unsigned char c = i < n ? (unsigned char)text[i] : 0;
         if (i < n && c >= 0x20 && c != '"' && c != '\\')
@@ -232,13 +234,15 @@ static bool is_hex4(const char *s)
 }
 
 /* The end of the string literal at `at`, 0 if it is not one. */
-static size_t skip_string(const char *text, size_t n, size_t at)
+static size_t skip_string(const char *text, size_t n, size_t at, bool lenient)
 {
     if (at >= n || text[at] != '"')
         return 0;
     for (at++; at < n; at++) {
         if (text[at] == '"')
             return at + 1;
+        if (!lenient && (unsigned char)text[at] < 0x20)
+            return 0;
         if (text[at] != '\\')
             continue;
         if (++at == n)
@@ -286,12 +290,12 @@ static size_t skip_number(const char *text, size_t n, size_t at)
     return end;
 }
 
-static size_t skip_scalar(const char *text, size_t n, size_t at)
+static size_t skip_scalar(const char *text, size_t n, size_t at, bool lenient)
 {
     static const char *const words[] = {"true", "false", "null", "NaN", "Infinity", "-Infinity"};
     if (at < n && text[at] == '"')
-        return skip_string(text, n, at);
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        return skip_string(text, n, at, lenient);
+    for (size_t i = 0; i < (lenient ? 6 : 3); i++) {
         size_t len = strlen(words[i]);
         if (n - at >= len && memcmp(text + at, words[i], len) == 0)
             return at + len;
@@ -300,16 +304,16 @@ static size_t skip_scalar(const char *text, size_t n, size_t at)
 }
 
 /* "key" : and the space after it; 0 if it is not there. */
-static size_t skip_key(const char *text, size_t n, size_t at)
+static size_t skip_key(const char *text, size_t n, size_t at, bool lenient)
 {
-    at = skip_string(text, n, at);
+    at = skip_string(text, n, at, lenient);
     if (at == 0)
         return 0;
     at = k3i_json_skip_space(text, n, at);
     return at < n && text[at] == ':' ? k3i_json_skip_space(text, n, at + 1) : 0;
 }
 
-size_t k3i_json_skip(const char *text, size_t n, size_t at)
+size_t k3i_json_skip(const char *text, size_t n, size_t at, bool lenient)
 {
     char closer[K3I_JSON_MAX_DEPTH];
     size_t depth = 0;
@@ -321,12 +325,12 @@ size_t k3i_json_skip(const char *text, size_t n, size_t at)
             closer[depth++] = text[at] == '{' ? '}' : ']';
             at = k3i_json_skip_space(text, n, at + 1);
             if (at >= n || text[at] != closer[depth - 1]) {
-                if (closer[depth - 1] == '}' && (at = skip_key(text, n, at)) == 0)
+                if (closer[depth - 1] == '}' && (at = skip_key(text, n, at, lenient)) == 0)
                     return 0;
                 continue;
             }
         } else {
-            at = skip_scalar(text, n, at);
+            at = skip_scalar(text, n, at, lenient);
             if (at == 0)
                 return 0;
         }
@@ -337,7 +341,7 @@ size_t k3i_json_skip(const char *text, size_t n, size_t at)
                 return 0;
             if (text[at] == ',') {
                 at = k3i_json_skip_space(text, n, at + 1);
-                if (closer[depth - 1] == '}' && (at = skip_key(text, n, at)) == 0)
+                if (closer[depth - 1] == '}' && (at = skip_key(text, n, at, lenient)) == 0)
                     return 0;
                 break;
             }

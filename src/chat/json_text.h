@@ -21,9 +21,9 @@ k3_status k3i_json_print(yyjson_val *val, int style, k3i_buf *ret, k3i_err *err)
 /* Appends text[0..n) escaped for the inside of a JSON string. */
 k3_status k3i_json_escape(const char *text, size_t n, k3i_buf *ret, k3i_err *err);
 
-/* The end of the JSON value that begins at text[at], or 0 if there is none. Control characters
- * inside strings are allowed, as in Python's non-strict mode; the whole of a number is taken. */
-size_t k3i_json_skip(const char *text, size_t n, size_t at);
+/* The end of the JSON value that begins at text[at], or 0 if there is none. `lenient` allows
+ * control characters inside strings, NaN and Infinity, as Python's non-strict mode does. */
+size_t k3i_json_skip(const char *text, size_t n, size_t at, bool lenient);
 
 /* Past blanks, tabs and line ends. */
 size_t k3i_json_skip_space(const char *text, size_t n, size_t at);

@@ -335,13 +335,13 @@ typedef struct {
 static bool next_member(const char *s, size_t n, size_t *at, member *ret)
 {
     ret->key = *at;
-    if (*at >= n || s[*at] != '"' || (ret->key_end = k3i_json_skip(s, n, *at)) == 0)
+    if (*at >= n || s[*at] != '"' || (ret->key_end = k3i_json_skip(s, n, *at, true)) == 0)
         return false;
     size_t pos = k3i_json_skip_space(s, n, ret->key_end);
     if (pos >= n || s[pos] != ':')
         return false;
     ret->value = k3i_json_skip_space(s, n, pos + 1);
-    ret->value_end = k3i_json_skip(s, n, ret->value);
+    ret->value_end = k3i_json_skip(s, n, ret->value, true);
     *at = k3i_json_skip_space(s, n, ret->value_end);
     return ret->value_end != 0;
 }

@@ -357,7 +357,7 @@ static void json_as_python(void **state)
                      K3_E_LIMIT);
     yyjson_doc_free(doc);
     k3i_buf_done(&text);
-    assert_int_equal(k3i_json_skip(deep, 2000, 0), 0);
+    assert_int_equal(k3i_json_skip(deep, 2000, 0, true), 0);
 }
 
 static void failing_memory(void **state)
