@@ -185,7 +185,7 @@ typedef struct {
 
 /* Computes the batch. logits: float32 [n_logit_rows, stride], row i belongs to logit_row[i], its first
  * vocab_size entries are written. On success a transaction is pending, which k3_commit must close. A request
- * with a non-finite value gets K3_E_NONFINITE in req_status: its logits are not meaningful, its slot is
+ * with a non-finite final row gets K3_E_NONFINITE in req_status: its logits are not meaningful, its slot is
  * released, the others are unharmed. On any other error nothing has changed. */
 K3_API k3_status k3_forward(k3_engine *engine, const k3_batch *batch, float *logits, int64_t stride);
 
@@ -199,11 +199,13 @@ typedef struct {
     const int32_t *snap_req;       /* [n_snap] request index in the batch */
     const int32_t *snap_pos;       /* [n_snap] ctx_len + rows - n_spec <= pos <= ctx_len + accepted */
     const int32_t *snap_block;     /* [n_snap * snapshot_blocks] pages that receive the state */
+    k3_status *req_status;         /* [n_reqs] out: K3_OK or K3_E_NONFINITE; may be NULL */
 } k3_commit_args;
 
 /* Advances every slot to exactly the accepted rows (bitwise as if the rejected had never run), writes
  * the draft's context rows, and takes the snapshots asked for. Must follow every successful forward;
- * rows of a request with K3_E_NONFINITE are ignored. */
+ * rows of a request that ended in it are ignored. A draft that is not finite ends its request only if it
+ * is accepted: then here, with K3_E_NONFINITE in req_status and its slot released. */
 K3_API k3_status k3_commit(k3_engine *engine, const k3_commit_args *args);
 
 /* ---- drafting ---------------------------------------------------------------------------------- */

@@ -1,0 +1,125 @@
+/* engine.h: what is behind k3_engine. The calling thread alone touches it; the team works inside calls.
+ *
+ * Four lifetimes: weights (mapped), sequences (pages and slots, kv.c), the step (workspace, planned at
+ * open), and the pending transaction between k3_forward and k3_commit (a copy of what the batch said). */
+#ifndef K3I_ENGINE_H
+#define K3I_ENGINE_H
+
+#include "text.h"
+
+typedef struct {
+    char *model, *draft, *isa;
+    int32_t *cpus;
+    size_t n_cpus;
+    bool bf16;
+    size_t threads; /* 0: one per available core */
+    size_t max_num_seqs, max_num_batched_tokens, num_speculative_tokens;
+    size_t max_model_len; /* 0: min(config, 32768) */
+    const char *aux_hidden_stream; /* NULL, "prefix" or "attn_res" */
+    double latent_norm_eps;        /* 0: the model's */
+    uint64_t image_cache_bytes;
+} k3i_options;
+
+k3_status k3i_options_parse(const char *json, k3i_options *ret, k3i_err *err);
+void k3i_options_done(k3i_options *o);
+
+/* A block's part in a snapshot: page `index` of snapshot `serial`, which is the state after `pos` tokens. A
+ * snapshot is whole iff all its pages carry its serial; whatever else is written to a page clears it. */
+typedef struct {
+    uint64_t serial; /* 0: none */
+    size_t index, pos;
+} k3i_block_info;
+
+typedef struct {
+    bool used;
+    size_t pos; /* committed tokens */
+    uint32_t stamp; /* of the last batch that named it */
+} k3i_slot;
+
+typedef struct {
+    size_t num_blocks, block_tokens, page_bytes, latent_bytes, snapshot_blocks, n_slots;
+    size_t table_cap; /* blocks of a sequence of max_model_len */
+} k3i_kv_shape;
+
+typedef struct {
+    k3i_kv_shape shape;
+    k3i_pool pool;         /* base NULL before k3_kv_init */
+    size_t *layer_offset;  /* [MLA layers, then draft layers] */
+    k3i_block_info *block; /* [num_blocks] */
+    uint64_t *mark;        /* [num_blocks] use in the current batch, batch.c */
+    char *state, *records; /* [n_slots] */
+    k3i_slot *slot;        /* [n_slots] */
+    int32_t *table;        /* [max_num_seqs, table_cap] block tables of the last batch */
+    uint64_t serial;       /* of the last snapshot */
+    uint32_t epoch;        /* of the last batch */
+} k3i_kv;
+
+void k3i_kv_done(k3i_kv *kv);
+/* Whole snapshot of `pos` in these pages? */
+bool k3i_kv_has_snapshot(const k3i_kv *kv, const int32_t *blocks, size_t pos);
+/* The pages hold nothing any more / are the whole snapshot of pos. */
+void k3i_kv_forget(k3i_kv *kv, int32_t block);
+void k3i_kv_register(k3i_kv *kv, const int32_t *blocks, size_t pos);
+
+typedef struct {
+    uint64_t key;
+    size_t n_rows;
+    float *rows; /* [n_rows, H] */
+} k3i_image;
+
+typedef struct {
+    k3i_image *list; /* [n] in order of arrival */
+    size_t n, cap;
+    uint64_t bytes;
+} k3i_images;
+
+const k3i_image *k3i_images_find(const k3i_images *im, uint64_t key);
+/* Takes `rows` over (k3i_free) on success. K3_E_LIMIT beyond the budget, K3_E_NOMEM. */
+k3_status k3i_images_add(k3i_images *im, uint64_t budget, uint64_t key, float *rows, size_t n_rows,
+                         size_t hidden, k3i_err *err);
+void k3i_images_done(k3i_images *im);
+
+/* What k3_commit must know of a request. */
+typedef struct {
+    int32_t slot;
+    size_t n_rows, n_spec, ctx;
+    size_t first_bad; /* first row with a value that is not finite; n_rows if none */
+    bool ended;       /* ... and it was a final row: the request is over */
+    size_t n_blocks;  /* of its copied table */
+} k3i_pending;
+
+struct k3_engine {
+    k3i_err err;
+    k3_log_fn log;
+    void *log_user;
+    k3i_options opt;
+    k3i_target target;
+    k3i_run run;
+    k3i_text text;
+    k3i_kv kv;
+    k3i_images images;
+    /* step arrays, [max_num_seqs] or [max_num_batched_tokens] */
+    k3i_seq *seq;
+    k3i_pending *req;
+    k3i_accept *accept;
+    size_t *accept_of; /* request -> index in accept */
+    k3i_snap *snap;
+    const float **media;
+    unsigned char *row_bad;
+    size_t n_reqs; /* of the last batch */
+    bool pending;
+    k3_stats_t stats;
+    k3i_trace_fn trace; /* tests */
+    void *trace_user;
+};
+
+/* batch.c: checks everything a batch says without changing anything but marks. */
+k3_status k3i_batch_check(k3_engine *e, const k3_batch *b, const float *logits, int64_t stride);
+/* The same for a commit; marks the snapshot pages. */
+k3_status k3i_commit_check(k3_engine *e, const k3_commit_args *a);
+
+int64_t k3i_now_ns(void);
+void k3i_log(const k3_engine *e, int32_t level, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#endif

@@ -1,0 +1,388 @@
+/* kda.c: Kimi Delta Attention, text-model 4.5, one token at a time.
+ *
+ * Prefill, decode, verification and replay are the same recurrence, so chunking and speculation cannot
+ * change a bit. A member of the team owns a head of a sequence for all its rows of the batch, and the
+ * head's state stays in its cache. Rows that are final advance the state in place; rows that may be
+ * rejected run on a copy and leave k, decay and the f32 correction e behind (text-model 5.3), from which
+ * k3i_kda_commit repeats the very updates. */
+#include "parts.h"
+
+#include <math.h>
+#include <string.h>
+
+static size_t align_up(size_t n)
+{
+    return (n + K3I_ALIGN - 1) / K3I_ALIGN * K3I_ALIGN;
+}
+
+void k3i_kda_layout_init(k3i_kda_layout *lay, const k3i_config *cfg, size_t act_bytes,
+                         size_t max_spec)
+{
+    size_t d = cfg->kda_head_dim, n_hist = cfg->conv_taps - 1;
+    *lay = (k3i_kda_layout){.n_layers = cfg->n_kda_layers,
+                            .n_heads = cfg->kda_heads,
+                            .d = d,
+                            .n_hist = n_hist,
+                            .max_spec = max_spec,
+                            .S_bytes = d * d * sizeof(float),
+                            .hist_bytes = 3 * n_hist * d * act_bytes};
+    lay->head_bytes = align_up(lay->S_bytes + lay->hist_bytes);
+    lay->record_bytes = align_up(3 * d * sizeof(float) + 3 * d * act_bytes);
+    lay->state_bytes = lay->n_layers * lay->n_heads * lay->head_bytes;
+    lay->slot_record_bytes = lay->n_layers * lay->n_heads * max_spec * lay->record_bytes;
+}
+
+void k3i_kda_ws_take(k3i_kda_ws *ws, k3i_bump *b, const k3i_config *cfg, size_t T, size_t act)
+{
+    size_t n = cfg->kda_heads, d = cfg->kda_head_dim;
+    ws->q = k3i_bump_take(b, T * n * d, sizeof(float));
+    ws->k = k3i_bump_take(b, T * n * d, sizeof(float));
+    ws->v = k3i_bump_take(b, T * n * d, sizeof(float));
+    ws->f = k3i_bump_take(b, T * n * d, sizeof(float));
+    ws->gate = k3i_bump_take(b, T * n * d, sizeof(float));
+    ws->beta = k3i_bump_take(b, T * n, sizeof(float));
+    ws->fa = k3i_bump_take(b, T * d, sizeof(float));
+    ws->fa_act = k3i_bump_take(b, T * d, act);
+    ws->o = k3i_bump_take(b, T * n * d, act);
+}
+
+/* One head's working set: the convolution window, a state, the history, and the rows of a chunk. */
+size_t k3i_kda_scratch(const k3i_config *cfg)
+{
+    size_t d = cfg->kda_head_dim;
+    return align_up(cfg->conv_taps * sizeof(float *)) +
+           (d * d + (3 * (cfg->conv_taps - 1) + 1 + 6 * K3I_KDA_TOKENS) * d + K3I_KDA_TOKENS) *
+               sizeof(float);
+}
+
+void k3i_snap_write(const k3i_snap_pages *s, size_t offset, const void *src, size_t bytes)
+{
+    const char *from = src;
+    while (bytes > 0) {
+        size_t page = offset / s->page_bytes, in = offset % s->page_bytes;
+        size_t n = s->page_bytes - in < bytes ? s->page_bytes - in : bytes;
+        memcpy(s->pool + (size_t)s->block[page] * s->page_bytes + in, from, n);
+        from += n;
+        offset += n;
+        bytes -= n;
+    }
+}
+
+void k3i_snap_read(const k3i_snap_pages *s, size_t offset, void *dst, size_t bytes)
+{
+    char *to = dst;
+    while (bytes > 0) {
+        size_t page = offset / s->page_bytes, in = offset % s->page_bytes;
+        size_t n = s->page_bytes - in < bytes ? s->page_bytes - in : bytes;
+        memcpy(to, s->pool + (size_t)s->block[page] * s->page_bytes + in, n);
+        to += n;
+        offset += n;
+        bytes -= n;
+    }
+}
+
+typedef struct {
+    const k3i_text *m;
+    const k3i_run *run;
+    const k3i_step *step;
+    const k3i_kda_weights *w;
+    const k3i_layer_extra *extra;
+} job;
+
+/* What one head of one sequence works on. */
+typedef struct {
+    const job *j;
+    const k3i_seq *seq;
+    size_t head;
+    const float *raw[3]; /* q, k, v of the sequence's first row, this head */
+    size_t stride;       /* n d */
+    char *state;         /* head state in the slot */
+    char *record;        /* first row record */
+    const float **window; /* [taps]; this and what follows is scratch */
+    float *S_spec, *hist, *conv;
+    float *q, *k, *v, *decay, *e, *o, *beta; /* [K3I_KDA_TOKENS, d], beta [K3I_KDA_TOKENS] */
+} head_work;
+
+static const k3i_kda_layout *layout(const head_work *h)
+{
+    return &h->j->m->kda;
+}
+
+/* Raw row `t` of stream x (0 q, 1 k, 2 v): t >= 0 is of this batch, earlier ones are the history. */
+static const float *raw_row(const head_work *h, size_t x, ptrdiff_t t)
+{
+    const k3i_kda_layout *lay = layout(h);
+    if (t >= 0)
+        return h->raw[x] + (size_t)t * h->stride;
+    return h->hist + (x * lay->n_hist + (size_t)(t + (ptrdiff_t)lay->n_hist)) * lay->d;
+}
+
+/* The slot's history becomes that after row t; the old one lives on in h->hist. */
+static void store_history(const head_work *h, ptrdiff_t t)
+{
+    const k3i_kda_layout *lay = layout(h);
+    const k3i_run *run = h->j->run;
+    char *to = h->state + lay->S_bytes;
+    for (size_t x = 0; x < 3; x++) {
+        for (size_t i = 0; i < lay->n_hist; i++) {
+            ptrdiff_t row = t - (ptrdiff_t)lay->n_hist + 1 + (ptrdiff_t)i;
+            k3i_act_store(run, k3i_act_at(run, to, (x * lay->n_hist + i) * lay->d),
+                          raw_row(h, x, row), lay->d);
+        }
+    }
+}
+
+static void take_snapshots(const head_work *h, size_t seq_index, size_t pos)
+{
+    const k3i_step *step = h->j->step;
+    const k3i_kda_layout *lay = layout(h);
+    size_t offset = (h->j->extra->kind_index * lay->n_heads + h->head) * lay->head_bytes;
+    for (size_t i = 0; i < step->n_snaps; i++) {
+        const k3i_snap *s = &step->snaps[i];
+        if (s->seq != seq_index || s->pos != pos)
+            continue;
+        store_history(h, (ptrdiff_t)(pos - h->seq->ctx) - 1);
+        k3i_snap_write(&s->pages, offset, h->state, lay->head_bytes);
+    }
+}
+
+/* Record number `spec` from row t, which is row i of the chunk in scratch. */
+static void record_row(const head_work *h, size_t t, size_t spec, size_t i)
+{
+    const k3i_kda_layout *lay = layout(h);
+    const k3i_run *run = h->j->run;
+    size_t d = lay->d;
+    float *f = (void *)(h->record + spec * lay->record_bytes);
+    memcpy(f, h->k + i * d, d * sizeof(float));
+    memcpy(f + d, h->decay + i * d, d * sizeof(float));
+    memcpy(f + 2 * d, h->e + i * d, d * sizeof(float));
+    for (size_t x = 0; x < 3; x++)
+        k3i_act_store(run, k3i_act_at(run, f + 3 * d, x * d), raw_row(h, x, (ptrdiff_t)t), d);
+}
+
+static void convolve(const head_work *h, size_t x, size_t t, float *y)
+{
+    const k3i_kda_layout *lay = layout(h);
+    size_t taps = lay->n_hist + 1;
+    for (size_t i = 0; i < taps; i++)
+        h->window[i] = raw_row(h, x, (ptrdiff_t)(t + i) - (ptrdiff_t)lay->n_hist);
+    h->j->run->op->kda_conv_silu(y, h->window,
+                                 h->j->extra->conv + (h->head * 3 + x) * taps * lay->d, lay->d,
+                                 taps, h->j->run->bf16);
+}
+
+/* Convolution, normalisation, gate and recurrence of n <= K3I_KDA_TOKENS rows from t on state S. */
+static void head_chunk(const head_work *h, size_t t, size_t n, float *S)
+{
+    const job *j = h->j;
+    const k3i_ops *op = j->run->op;
+    const k3i_config *cfg = j->m->cfg;
+    const k3i_kda_ws *ws = &j->m->ws->kda;
+    size_t d = cfg->kda_head_dim, head = h->head, row = h->seq->from + t;
+    for (size_t i = 0; i < n; i++) {
+        convolve(h, 0, t + i, h->conv);
+        op->kda_l2norm(h->q + i * d, h->conv, d, 1.0f / sqrtf((float)d));
+        convolve(h, 1, t + i, h->conv);
+        op->kda_l2norm(h->k + i * d, h->conv, d, 1.0f);
+        convolve(h, 2, t + i, h->v + i * d);
+        op->kda_decay(h->decay + i * d, ws->f + (row + i) * h->stride + head * d,
+                      j->w->dt_bias + head * d, j->extra->exp_a[head], cfg->gate_lower_bound, d);
+        op->sigmoid(h->beta + i, ws->beta + (row + i) * cfg->kda_heads + head, 1, 0);
+    }
+    op->kda_step(S, h->o, h->e, h->q, h->k, h->v, h->decay, d, h->beta, 1, n, d, d);
+    for (size_t i = 0; i < n; i++) {
+        size_t at = (row + i) * h->stride + head * d;
+        op->kda_out(h->conv, h->o + i * d, ws->gate + at, j->w->o_norm, d, cfg->rms_norm_eps,
+                    j->run->bf16);
+        k3i_act_store(j->run, k3i_act_at(j->run, ws->o, at), h->conv, d);
+    }
+}
+
+/* Rows from `t` that can run before the next snapshot, the last final row, or the end of the scratch. */
+static size_t chunk_rows(const head_work *h, size_t seq_index, size_t t, size_t end)
+{
+    const k3i_step *step = h->j->step;
+    size_t n = end - t < K3I_KDA_TOKENS ? end - t : K3I_KDA_TOKENS;
+    for (size_t i = 0; i < step->n_snaps; i++) {
+        size_t pos = step->snaps[i].pos;
+        if (step->snaps[i].seq == seq_index && pos > h->seq->ctx + t && pos < h->seq->ctx + t + n)
+            n = pos - h->seq->ctx - t;
+    }
+    return n;
+}
+
+static void head_rows(const head_work *h, size_t seq_index)
+{
+    const k3i_kda_layout *lay = layout(h);
+    const k3i_seq *seq = h->seq;
+    size_t n_final = seq->n_rows - seq->n_spec, n;
+    float *S = (void *)h->state;
+    k3i_act_load(h->j->run, h->hist, h->state + lay->S_bytes, 3 * lay->n_hist * lay->d);
+    for (size_t t = 0; t < n_final; t += n) {
+        n = chunk_rows(h, seq_index, t, n_final);
+        head_chunk(h, t, n, S);
+        take_snapshots(h, seq_index, seq->ctx + t + n);
+    }
+    if (n_final > 0)
+        store_history(h, (ptrdiff_t)n_final - 1);
+    if (seq->n_spec == 0)
+        return;
+    memcpy(h->S_spec, S, lay->S_bytes);
+    for (size_t t = n_final; t < seq->n_rows; t += n) {
+        n = seq->n_rows - t < K3I_KDA_TOKENS ? seq->n_rows - t : K3I_KDA_TOKENS;
+        head_chunk(h, t, n, h->S_spec);
+        for (size_t i = 0; i < n; i++)
+            record_row(h, t + i, t + i - n_final, i);
+    }
+}
+
+static void take_scratch(head_work *h, char *scratch)
+{
+    const k3i_kda_layout *lay = layout(h);
+    size_t d = lay->d, rows = K3I_KDA_TOKENS * d;
+    h->window = (void *)scratch;
+    h->S_spec = (void *)(scratch + align_up((lay->n_hist + 1) * sizeof(float *)));
+    h->hist = h->S_spec + d * d;
+    h->conv = h->hist + 3 * lay->n_hist * d;
+    h->q = h->conv + d;
+    h->k = h->q + rows;
+    h->v = h->k + rows;
+    h->decay = h->v + rows;
+    h->e = h->decay + rows;
+    h->o = h->e + rows;
+    h->beta = h->o + rows;
+}
+
+/* Heads of sequences are dealt out by rows: a task belongs to the member in whose share of all
+ * (head, row) pairs it begins. */
+static void heads_member(void *arg, size_t i, size_t n)
+{
+    const job *j = arg;
+    const k3i_kda_layout *lay = &j->m->kda;
+    const k3i_kda_ws *ws = &j->m->ws->kda;
+    size_t from, to, C = lay->n_heads * lay->d;
+    k3i_team_split(lay->n_heads * j->step->n_rows, 1, i, n, &from, &to);
+    for (size_t head = 0; head < lay->n_heads; head++) {
+        for (size_t s = 0; s < j->step->n_seqs; s++) {
+            const k3i_seq *seq = &j->step->seqs[s];
+            size_t start = head * j->step->n_rows + seq->from;
+            if (start < from || start >= to)
+                continue;
+            size_t index = j->extra->kind_index * lay->n_heads + head;
+            size_t at = seq->from * C + head * lay->d;
+            head_work h = {.j = j,
+                           .seq = seq,
+                           .head = head,
+                           .raw = {ws->q + at, ws->k + at, ws->v + at},
+                           .stride = C,
+                           .state = seq->state + index * lay->head_bytes,
+                           .record = seq->records + index * lay->max_spec * lay->record_bytes};
+            take_scratch(&h, j->run->scratch + i * j->run->scratch_bytes);
+            head_rows(&h, s);
+        }
+    }
+}
+
+void k3i_kda_forward(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer)
+{
+    const k3i_config *cfg = m->cfg;
+    const k3i_kda_weights *w = &m->w->layers[layer].kda;
+    k3i_kda_ws *ws = &m->ws->kda;
+    size_t T = step->n_rows, H = cfg->hidden_size, n = cfg->kda_heads, d = cfg->kda_head_dim;
+    const void *x = m->ws->x;
+    const k3i_item in[] = {
+        {.x = x, .w = w->q_proj, .n_out = n * d, .k = H, .y = ws->q},
+        {.x = x, .w = w->k_proj, .n_out = n * d, .k = H, .y = ws->k},
+        {.x = x, .w = w->v_proj, .n_out = n * d, .k = H, .y = ws->v},
+        {.x = x, .w = w->g_proj, .n_out = n * d, .k = H, .y = ws->gate},
+        {.x = x, .w = w->f_a_proj, .n_out = d, .k = H, .y = ws->fa},
+        {.x = x, .w = w->b_proj, .n_out = n, .k = H, .y = ws->beta},
+    };
+    k3i_linear(run, T, in, sizeof in / sizeof in[0]);
+    k3i_act_store(run, ws->fa_act, ws->fa, T * d);
+    const k3i_item decay = {.x = ws->fa_act, .w = w->f_b_proj, .n_out = n * d, .k = d, .y = ws->f};
+    k3i_linear(run, T, &decay, 1);
+    job j = {.m = m, .run = run, .step = step, .w = w, .extra = &m->extra[layer]};
+    k3i_run_team(run, heads_member, &j, T * n * d * d * 4);
+    const k3i_item out = {.x = ws->o, .w = w->o_proj, .n_out = H, .k = n * d, .y = m->ws->a};
+    k3i_linear(run, T, &out, 1);
+}
+
+/* ---- commit ------------------------------------------------------------------------------------ */
+
+typedef struct {
+    const k3i_text *m;
+    const k3i_run *run;
+    const k3i_accept *a;
+    size_t n;
+    const k3i_snap *snaps;
+    size_t n_snaps;
+} commit_job;
+
+/* The history after `rows` accepted rows, from the old one (a copy) and the records' raw rows. */
+static void commit_history(const commit_job *j, char *state, const char *record, const char *old,
+                           size_t rows)
+{
+    const k3i_kda_layout *lay = &j->m->kda;
+    size_t row_bytes = lay->d * j->run->act_bytes;
+    char *to = state + lay->S_bytes;
+    for (size_t x = 0; x < 3; x++) {
+        for (size_t i = 0; i < lay->n_hist; i++) {
+            const char *from;
+            if (rows + i < lay->n_hist) {
+                from = old + (x * lay->n_hist + rows + i) * row_bytes;
+            } else {
+                size_t row = rows + i - lay->n_hist;
+                from = record + row * lay->record_bytes + 3 * lay->d * sizeof(float) +
+                       x * row_bytes;
+            }
+            memcpy(to + (x * lay->n_hist + i) * row_bytes, from, row_bytes);
+        }
+    }
+}
+
+/* Head `index` (layer * heads + head) of accepted sequence s. old: scratch for a history. */
+static void commit_head(const commit_job *j, size_t s, size_t index, char *old)
+{
+    const k3i_kda_layout *lay = &j->m->kda;
+    const k3i_accept *a = &j->a[s];
+    size_t d = lay->d, first = a->seq->ctx + a->seq->n_rows - a->seq->n_spec;
+    char *state = a->seq->state + index * lay->head_bytes;
+    const char *record = a->seq->records + index * lay->max_spec * lay->record_bytes;
+    memcpy(old, state + lay->S_bytes, lay->hist_bytes);
+    for (size_t rows = 0;; rows++) {
+        for (size_t i = 0; i < j->n_snaps; i++) {
+            if (j->snaps[i].seq != s || j->snaps[i].pos != first + rows)
+                continue;
+            commit_history(j, state, record, old, rows);
+            k3i_snap_write(&j->snaps[i].pages, index * lay->head_bytes, state, lay->head_bytes);
+        }
+        if (rows == a->n_accepted)
+            break;
+        const float *f = (const void *)(record + rows * lay->record_bytes);
+        j->run->op->kda_replay((void *)state, f, f + d, f + 2 * d, 0, 1, d, d);
+    }
+    commit_history(j, state, record, old, a->n_accepted);
+}
+
+static void commit_member(void *arg, size_t i, size_t n)
+{
+    const commit_job *j = arg;
+    const k3i_kda_layout *lay = &j->m->kda;
+    size_t from, to;
+    k3i_team_split(lay->n_layers * lay->n_heads, 1, i, n, &from, &to);
+    for (size_t index = from; index < to; index++) {
+        for (size_t s = 0; s < j->n; s++)
+            commit_head(j, s, index, j->run->scratch + i * j->run->scratch_bytes);
+    }
+}
+
+void k3i_kda_commit(k3i_text *m, k3i_run *run, const k3i_accept *a, size_t n, const k3i_snap *snaps,
+                    size_t n_snaps)
+{
+    commit_job j = {.m = m, .run = run, .a = a, .n = n, .snaps = snaps, .n_snaps = n_snaps};
+    size_t work = 0;
+    for (size_t i = 0; i < n; i++)
+        work += a[i].n_accepted * m->kda.state_bytes / sizeof(float);
+    k3i_run_team(run, commit_member, &j, work + n_snaps * m->kda.state_bytes);
+}

@@ -1,0 +1,264 @@
+/* mla.c: multi-head latent attention, text-model 4.6, in absorbed form on the paged latent cache.
+ *
+ * A task is a few rows of one sequence times a few heads: their queries are taken into latent space
+ * (q_n Wk), run over the sequence's latents in blocks of K3I_ATTN_KEYS counted from position 0, and the
+ * result is taken out again (Wv). Each (row, head) is its own softmax in that fixed order, so neither the
+ * grouping into tasks nor the page size can be seen in the result. Sources of a row: positions 0..its own. */
+#include "parts.h"
+
+#include <math.h>
+#include <string.h>
+
+size_t k3i_latent_width(const k3i_config *cfg)
+{
+    return cfg->kv_lora_rank + cfg->qk_rope_head_dim;
+}
+
+void k3i_mla_ws_take(k3i_mla_ws *ws, k3i_bump *b, const k3i_config *cfg, size_t T, size_t act)
+{
+    size_t N = cfg->n_heads, C = cfg->kv_lora_rank, Dr = cfg->qk_rope_head_dim;
+    ws->qa = k3i_bump_take(b, T * cfg->q_lora_rank, sizeof(float));
+    ws->kv = k3i_bump_take(b, T * (C + Dr), sizeof(float));
+    ws->gate = k3i_bump_take(b, T * N * cfg->v_head_dim, sizeof(float));
+    ws->qa_act = k3i_bump_take(b, T * cfg->q_lora_rank, act);
+    ws->q = k3i_bump_take(b, T * N * (cfg->qk_nope_head_dim + Dr), sizeof(float));
+    ws->o = k3i_bump_take(b, T * N * cfg->v_head_dim, act);
+}
+
+/* Of one task (the fields of `task`), or a row of the normalisation. */
+size_t k3i_mla_scratch(const k3i_config *cfg)
+{
+    size_t C = cfg->kv_lora_rank, W = k3i_latent_width(cfg), Q = K3I_MLA_QUERIES;
+    size_t task = 2 * Q * W + Q * C + 3 * Q + Q * cfg->v_head_dim, row = cfg->q_lora_rank + C;
+    return K3I_MLA_KEYS * sizeof(size_t) + (task > row ? task : row) * sizeof(float);
+}
+
+typedef struct {
+    const k3i_text *m;
+    const k3i_run *run;
+    const k3i_step *step;
+    const k3i_mla_weights *w;
+    size_t index;        /* MLA layer number in the pool */
+    size_t heads;        /* of a task */
+    size_t n_groups;     /* head groups */
+} job;
+
+/* Bytes from the pool's base to the latent row of a position. */
+static size_t latent_offset(const job *j, const k3i_seq *seq, size_t pos)
+{
+    const k3i_pool *p = j->step->pool;
+    size_t bytes = k3i_latent_width(j->m->cfg) * j->run->act_bytes;
+    return (size_t)seq->blocks[pos / p->block_tokens] * p->page_bytes + p->layer_offset[j->index] +
+           pos % p->block_tokens * bytes;
+}
+
+/* Query norm, latent norm, and the latents into their pages (the normed latent, the raw pe key). */
+static void norm_member(void *arg, size_t i, size_t n)
+{
+    const job *j = arg;
+    const k3i_run *run = j->run;
+    const k3i_config *cfg = j->m->cfg;
+    const k3i_mla_ws *ws = &j->m->ws->mla;
+    size_t Q = cfg->q_lora_rank, C = cfg->kv_lora_rank, Dr = cfg->qk_rope_head_dim, from, to;
+    float *t = (void *)(run->scratch + i * run->scratch_bytes);
+    k3i_team_split(j->step->n_rows, 1, i, n, &from, &to);
+    for (size_t s = 0; s < j->step->n_seqs; s++) {
+        const k3i_seq *seq = &j->step->seqs[s];
+        for (size_t k = 0; k < seq->n_rows; k++) {
+            size_t row = seq->from + k;
+            if (row < from || row >= to)
+                continue;
+            run->op->rmsnorm(t, ws->qa + row * Q, j->w->q_a_layernorm, Q, cfg->latent_norm_eps,
+                             run->bf16);
+            k3i_act_store(run, k3i_act_at(run, ws->qa_act, row * Q), t, Q);
+            const float *kv = ws->kv + row * (C + Dr);
+            run->op->rmsnorm(t, kv, j->w->kv_a_layernorm, C, cfg->latent_norm_eps, run->bf16);
+            void *page = j->step->pool->base + latent_offset(j, seq, seq->ctx + k);
+            k3i_act_store(run, page, t, C);
+            k3i_act_store(run, k3i_act_at(run, page, C), kv + C, Dr);
+        }
+    }
+}
+
+typedef struct {
+    const k3i_seq *seq;
+    size_t row, n_rows;   /* of the batch; their positions are seq->ctx + row - seq->from ... */
+    size_t head, n_heads;
+    size_t *key;          /* [K3I_MLA_KEYS] where the latents are: act elements from the pool's base */
+    float *ql;            /* [rows, heads, W] latent queries */
+    void *ql_act;         /* the same as acts */
+    float *acc;           /* [rows, heads, C] */
+    float *max, *sum;     /* [rows, heads] */
+    uint32_t *visible;    /* [rows, heads] keys of the segment that the row sees */
+    float *o;             /* [rows, heads, Dv] */
+} task;
+
+static void absorb_queries(const job *j, const task *t)
+{
+    const k3i_config *cfg = j->m->cfg;
+    size_t C = cfg->kv_lora_rank, Dn = cfg->qk_nope_head_dim, Dr = cfg->qk_rope_head_dim;
+    size_t W = C + Dr, D = Dn + Dr, N = cfg->n_heads;
+    for (size_t h = 0; h < t->n_heads; h++) {
+        const float *q = j->m->ws->mla.q + (t->row * N + t->head + h) * D;
+        j->run->op->gemm_t_f32(t->ql + h * W, t->n_heads * W, q, N * D,
+                               j->w->kv_b_proj + (t->head + h) * (Dn + cfg->v_head_dim) * C,
+                               t->n_rows, Dn, C);
+        for (size_t r = 0; r < t->n_rows; r++)
+            memcpy(t->ql + (r * t->n_heads + h) * W + C, q + r * N * D + Dn, Dr * sizeof(float));
+    }
+}
+
+static void segment(const job *j, const task *t, size_t n_keys, float scale)
+{
+    const k3i_ops *op = j->run->op;
+    size_t W = k3i_latent_width(j->m->cfg), C = j->m->cfg->kv_lora_rank, n = t->n_rows * t->n_heads;
+    const void *pool = j->step->pool->base;
+    if (j->run->bf16) {
+        op->attn_segment_bf16(t->acc, t->max, t->sum, t->ql_act, W, pool, 0, pool, 0, t->key, n,
+                              n_keys, t->visible, W, C, scale);
+    } else {
+        op->attn_segment(t->acc, t->max, t->sum, t->ql_act, W, pool, 0, pool, 0, t->key, n, n_keys,
+                         t->visible, W, C, scale);
+    }
+}
+
+static void attend(const job *j, const task *t)
+{
+    const k3i_config *cfg = j->m->cfg;
+    size_t C = cfg->kv_lora_rank, W = k3i_latent_width(cfg);
+    size_t first = t->seq->ctx + t->row - t->seq->from, end = first + t->n_rows;
+    float scale = 1.0f / sqrtf((float)(cfg->qk_nope_head_dim + cfg->qk_rope_head_dim));
+    memset(t->acc, 0, t->n_rows * t->n_heads * C * sizeof(float));
+    for (size_t i = 0; i < t->n_rows * t->n_heads; i++) {
+        t->max[i] = -INFINITY;
+        t->sum[i] = 0;
+    }
+    k3i_act_store(j->run, t->ql_act, t->ql, t->n_rows * t->n_heads * W);
+    for (size_t pos = 0; pos < end; pos += K3I_MLA_KEYS) {
+        size_t n_keys = end - pos < K3I_MLA_KEYS ? end - pos : K3I_MLA_KEYS;
+        for (size_t k = 0; k < n_keys; k++)
+            t->key[k] = latent_offset(j, t->seq, pos + k) / j->run->act_bytes;
+        for (size_t r = 0; r < t->n_rows; r++) {
+            size_t visible = first + r < pos ? 0 : first + r + 1 - pos;
+            for (size_t h = 0; h < t->n_heads; h++)
+                t->visible[r * t->n_heads + h] = (uint32_t)(visible < n_keys ? visible : n_keys);
+        }
+        segment(j, t, n_keys, scale);
+    }
+}
+
+static void leave_latent(const job *j, const task *t)
+{
+    const k3i_config *cfg = j->m->cfg;
+    const k3i_run *run = j->run;
+    const k3i_mla_ws *ws = &j->m->ws->mla;
+    size_t C = cfg->kv_lora_rank, Dn = cfg->qk_nope_head_dim, Dv = cfg->v_head_dim;
+    for (size_t i = 0; i < t->n_rows * t->n_heads; i++) {
+        for (size_t c = 0; c < C; c++)
+            t->acc[i * C + c] /= t->sum[i];
+    }
+    for (size_t h = 0; h < t->n_heads; h++)
+        run->op->gemm_f32(t->o + h * Dv, t->n_heads * Dv, t->acc + h * C, t->n_heads * C,
+                          j->w->kv_b_proj + ((t->head + h) * (Dn + Dv) + Dn) * C, t->n_rows, Dv, C);
+    size_t width = t->n_heads * Dv;
+    if (run->bf16)
+        run->op->round_bf16(t->o, t->n_rows * width);
+    for (size_t r = 0; r < t->n_rows; r++) {
+        size_t at = (t->row + r) * cfg->n_heads * Dv + t->head * Dv;
+        float *o = t->o + r * width, *gate = ws->gate + at;
+        run->op->sigmoid(gate, gate, width, run->bf16);
+        run->op->mul(o, o, gate, width, run->bf16);
+        k3i_act_store(run, k3i_act_at(run, ws->o, at), o, width);
+    }
+}
+
+static void run_task(const job *j, task *t, char *scratch)
+{
+    const k3i_config *cfg = j->m->cfg;
+    size_t C = cfg->kv_lora_rank, W = k3i_latent_width(cfg);
+    t->key = (void *)scratch;
+    t->ql = (void *)(t->key + K3I_MLA_KEYS);
+    t->ql_act = t->ql + K3I_MLA_QUERIES * W;
+    t->acc = t->ql + 2 * K3I_MLA_QUERIES * W;
+    t->max = t->acc + K3I_MLA_QUERIES * C;
+    t->sum = t->max + K3I_MLA_QUERIES;
+    t->visible = (void *)(t->sum + K3I_MLA_QUERIES);
+    t->o = t->sum + 2 * K3I_MLA_QUERIES;
+    absorb_queries(j, t);
+    attend(j, t);
+    leave_latent(j, t);
+}
+
+/* Tasks are dealt round robin, because those of later rows see more keys. */
+static void attention_member(void *arg, size_t i, size_t n)
+{
+    const job *j = arg;
+    size_t number = 0;
+    for (size_t s = 0; s < j->step->n_seqs; s++) {
+        const k3i_seq *seq = &j->step->seqs[s];
+        for (size_t r = 0; r < seq->n_rows; r += K3I_MLA_ROWS) {
+            for (size_t g = 0; g < j->n_groups; g++, number++) {
+                size_t head = g * j->heads, rows = seq->n_rows - r, heads = j->m->cfg->n_heads - head;
+                if (number % n != i)
+                    continue;
+                task t = {.seq = seq,
+                          .row = seq->from + r,
+                          .n_rows = rows < K3I_MLA_ROWS ? rows : K3I_MLA_ROWS,
+                          .head = head,
+                          .n_heads = heads < j->heads ? heads : j->heads};
+                run_task(j, &t, j->run->scratch + i * j->run->scratch_bytes);
+            }
+        }
+    }
+}
+
+/* Heads of a task: as many as its scratch holds, but enough tasks for the whole team. */
+static void group_heads(job *j)
+{
+    size_t N = j->m->cfg->n_heads, longest = 1, chunks = 0;
+    for (size_t s = 0; s < j->step->n_seqs; s++) {
+        size_t rows = j->step->seqs[s].n_rows;
+        chunks += (rows + K3I_MLA_ROWS - 1) / K3I_MLA_ROWS;
+        longest = rows > longest ? rows : longest;
+    }
+    if (longest > K3I_MLA_ROWS)
+        longest = K3I_MLA_ROWS;
+    size_t heads = K3I_MLA_QUERIES / longest;
+    size_t wanted = (j->run->n_members + chunks - 1) / chunks; /* groups, for a task per member */
+    if (heads > (N + wanted - 1) / wanted)
+        heads = (N + wanted - 1) / wanted;
+    j->heads = heads;
+    j->n_groups = (N + heads - 1) / heads;
+}
+
+static size_t attention_work(const job *j)
+{
+    size_t pairs = 0;
+    for (size_t s = 0; s < j->step->n_seqs; s++)
+        pairs += j->step->seqs[s].n_rows * (j->step->seqs[s].ctx + j->step->seqs[s].n_rows);
+    return pairs * j->m->cfg->n_heads * k3i_latent_width(j->m->cfg) * 2;
+}
+
+void k3i_mla_forward(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer)
+{
+    const k3i_config *cfg = m->cfg;
+    const k3i_mla_weights *w = &m->w->layers[layer].mla;
+    k3i_mla_ws *ws = &m->ws->mla;
+    size_t T = step->n_rows, H = cfg->hidden_size, Q = cfg->q_lora_rank, N = cfg->n_heads;
+    size_t Dv = cfg->v_head_dim, D = cfg->qk_nope_head_dim + cfg->qk_rope_head_dim;
+    const k3i_item in[] = {
+        {.x = m->ws->x, .w = w->q_a_proj, .n_out = Q, .k = H, .y = ws->qa},
+        {.x = m->ws->x, .w = w->kv_a_proj, .n_out = k3i_latent_width(cfg), .k = H, .y = ws->kv},
+        {.x = m->ws->x, .w = w->g_proj, .n_out = N * Dv, .k = H, .y = ws->gate},
+    };
+    job j = {.m = m, .run = run, .step = step, .w = w, .index = m->extra[layer].kind_index};
+    k3i_linear(run, T, in, sizeof in / sizeof in[0]);
+    k3i_run_team(run, norm_member, &j, T * (Q + k3i_latent_width(cfg)));
+    const k3i_item q = {.x = ws->qa_act, .w = w->q_b_proj, .n_out = N * D, .k = Q, .y = ws->q};
+    k3i_linear(run, T, &q, 1);
+    group_heads(&j);
+    k3i_run_team(run, attention_member, &j, attention_work(&j));
+    run->weight_bytes += N * (cfg->qk_nope_head_dim + Dv) * cfg->kv_lora_rank * sizeof(k3i_bf16);
+    const k3i_item out = {.x = ws->o, .w = w->o_proj, .n_out = H, .k = N * Dv, .y = m->ws->a};
+    k3i_linear(run, T, &out, 1);
+}

@@ -1,0 +1,140 @@
+/* run.c: products with BF16 matrices, split over output rows.
+ *
+ * Each member takes its share of the outputs of every item of a k3i_linear call, so that a small matrix
+ * beside a large one costs no second barrier. A gated product never writes its
+ * two halves to memory: gate and up of the same outputs are computed by the same member, tile by tile,
+ * and only their product is stored. */
+#include "run.h"
+
+#include <string.h>
+
+/* Multiply-adds below which waking the team (a few microseconds) costs more than it saves. */
+#define TEAM_WORK 16384
+
+void k3i_run_team(const k3i_run *run, k3i_team_fn fn, void *arg, size_t work)
+{
+    if (work < TEAM_WORK) {
+        fn(arg, 0, 1);
+    } else {
+        k3i_team_run(run->team, fn, arg);
+    }
+}
+
+void *k3i_act_at(const k3i_run *run, const void *acts, size_t i)
+{
+    return (void *)(uintptr_t)((const char *)acts + i * run->act_bytes);
+}
+
+void k3i_act_store(const k3i_run *run, void *dst, const float *src, size_t n)
+{
+    if (run->bf16) {
+        run->op->to_bf16(dst, src, n);
+    } else {
+        memcpy(dst, src, n * sizeof *src);
+    }
+}
+
+void k3i_act_load(const k3i_run *run, float *dst, const void *src, size_t n)
+{
+    if (run->bf16) {
+        run->op->from_bf16(dst, src, n);
+    } else {
+        memcpy(dst, src, n * sizeof *dst);
+    }
+}
+
+typedef struct {
+    const k3i_run *run;
+    const k3i_item *items;
+    size_t n_items, n_row;
+} job;
+
+static void gemm(const k3i_run *run, float *y, size_t y_stride, const void *x, const k3i_bf16 *w,
+                 size_t n_row, size_t n_out, size_t k)
+{
+    if (run->bf16) {
+        run->op->gemm_bf16(y, y_stride, x, k, w, n_row, n_out, k);
+    } else {
+        run->op->gemm_f32(y, y_stride, x, k, w, n_row, n_out, k);
+    }
+}
+
+static void plain_part(const job *j, const k3i_item *it, size_t from, size_t to)
+{
+    const k3i_run *run = j->run;
+    size_t stride = it->y_stride != 0 ? it->y_stride : it->n_out;
+    gemm(run, it->y + from, stride, it->x, it->w + from * it->k, j->n_row, to - from, it->k);
+    if (!run->bf16 || it->kind == K3I_LINEAR_F32)
+        return;
+    for (size_t r = 0; r < j->n_row; r++)
+        run->op->round_bf16(it->y + r * stride + from, to - from);
+}
+
+static void glu_tile(const k3i_run *run, const k3i_item *it, size_t row, size_t n_row, size_t from,
+                     size_t n_out, float *gate, float *up)
+{
+    const void *x = k3i_act_at(run, it->x, row * it->k);
+    gemm(run, gate, n_out, x, it->w + from * it->k, n_row, n_out, it->k);
+    gemm(run, up, n_out, x, it->w_up + from * it->k, n_row, n_out, it->k);
+    if (run->bf16) {
+        run->op->round_bf16(gate, n_row * n_out);
+        run->op->round_bf16(up, n_row * n_out);
+    }
+    if (it->beta > 0) {
+        run->op->situ(gate, gate, up, n_row * n_out, it->beta, it->linear_beta, run->bf16);
+    } else {
+        run->op->silu_mul(gate, gate, up, n_row * n_out, run->bf16);
+    }
+    for (size_t r = 0; r < n_row; r++)
+        k3i_act_store(run, k3i_act_at(run, it->h, (row + r) * it->n_out + from), gate + r * n_out,
+                      n_out);
+}
+
+static void glu_part(const job *j, const k3i_item *it, size_t from, size_t to, char *scratch)
+{
+    float *gate = (void *)scratch, *up = gate + (size_t)K3I_GLU_ROWS * K3I_GLU_OUTS;
+    for (size_t o = from; o < to; o += K3I_GLU_OUTS) {
+        size_t n_out = to - o < K3I_GLU_OUTS ? to - o : K3I_GLU_OUTS;
+        for (size_t r = 0; r < j->n_row; r += K3I_GLU_ROWS) {
+            size_t n_row = j->n_row - r < K3I_GLU_ROWS ? j->n_row - r : K3I_GLU_ROWS;
+            glu_tile(j->run, it, r, n_row, o, n_out, gate, up);
+        }
+    }
+}
+
+static void linear_member(void *arg, size_t i, size_t n)
+{
+    const job *j = arg;
+    char *scratch = j->run->scratch + i * j->run->scratch_bytes;
+    for (size_t k = 0; k < j->n_items; k++) {
+        const k3i_item *it = &j->items[k];
+        size_t from, to;
+        k3i_team_split(it->n_out, K3I_GRAIN, i, n, &from, &to);
+        if (from == to)
+            continue;
+        if (it->kind == K3I_GLU) {
+            glu_part(j, it, from, to, scratch);
+        } else {
+            plain_part(j, it, from, to);
+        }
+    }
+}
+
+void k3i_linear(k3i_run *run, size_t n_row, const k3i_item *items, size_t n_items)
+{
+    job j = {.run = run, .items = items, .n_items = n_items, .n_row = n_row};
+    size_t work = 0;
+    if (n_row == 0)
+        return;
+    for (size_t i = 0; i < n_items; i++) {
+        size_t size = items[i].n_out * items[i].k * (items[i].kind == K3I_GLU ? 2 : 1);
+        work += size * n_row;
+        run->weight_bytes += size * sizeof(k3i_bf16);
+    }
+    k3i_run_team(run, linear_member, &j, work);
+}
+
+size_t k3i_linear_scratch(void)
+{
+    return 2 * (size_t)K3I_GLU_ROWS * K3I_GLU_OUTS * sizeof(float);
+}

@@ -1,0 +1,66 @@
+/* run.h: how the model computes: kernel table, thread team, compute mode, and the products with
+ * checkpoint matrices that every layer is made of.
+ *
+ * Activations are f32 arrays [rows, width]. What feeds a matrix product is an *act*: in bf16 mode the
+ * values packed to bf16 (they are exact, having been rounded by the op before), in f32 mode plain f32.
+ * Work is split over outputs only, so no result depends on the number of threads. */
+#ifndef K3I_RUN_H
+#define K3I_RUN_H
+
+#include "bf16.h"
+#include "kernels.h"
+#include "team.h"
+
+typedef struct {
+    const k3i_ops *op;
+    k3i_team *team;
+    size_t n_members;
+    int bf16;              /* 1: the release's rounding points; 0: f32 mode */
+    size_t act_bytes;      /* of one act element: 2 or 4 */
+    char *scratch;         /* [n_members, scratch_bytes], 64-byte aligned */
+    size_t scratch_bytes;  /* of one member */
+    uint64_t weight_bytes; /* matrix bytes streamed so far (member 0 writes) */
+} k3i_run;
+
+/* Runs fn on the team; `work`, about the number of multiply-adds, decides whether that is worth waking
+ * anybody: small jobs run on the caller as member 0 of 1. */
+void k3i_run_team(const k3i_run *run, k3i_team_fn fn, void *arg, size_t work);
+
+/* Address of element i of an act array. */
+void *k3i_act_at(const k3i_run *run, const void *acts, size_t i);
+/* f32 -> act and back, n elements. */
+void k3i_act_store(const k3i_run *run, void *dst, const float *src, size_t n);
+void k3i_act_load(const k3i_run *run, float *dst, const void *src, size_t n);
+
+typedef enum {
+    K3I_LINEAR,     /* y = x w^T, rounded in bf16 mode */
+    K3I_LINEAR_F32, /* the same, never rounded: router and logits */
+    K3I_GLU         /* h = situ(x w^T, x w_up^T), an act; beta 0: silu instead of situ */
+} k3i_item_kind;
+
+/* One matrix product of a step; several that need nothing of each other share one team run. */
+typedef struct {
+    k3i_item_kind kind;
+    const void *x;         /* acts [n_row, k] */
+    const k3i_bf16 *w;     /* [n_out, k] in the checkpoint's bytes */
+    const k3i_bf16 *w_up;  /* K3I_GLU */
+    size_t n_out, k;
+    float *y;              /* [n_row, y_stride] */
+    void *h;               /* K3I_GLU: acts [n_row, n_out] */
+    size_t y_stride;       /* elements; 0 stands for n_out */
+    float beta, linear_beta;
+} k3i_item;
+
+void k3i_linear(k3i_run *run, size_t n_row, const k3i_item *items, size_t n_items);
+
+/* Bytes of scratch one member needs for k3i_linear. */
+size_t k3i_linear_scratch(void);
+
+/* Rows and outputs that a gated product holds at a time: two f32 tiles that stay in the cache. */
+enum { K3I_GLU_ROWS = 128, K3I_GLU_OUTS = 64 };
+
+/* Outputs that are handed out together: a multiple of every kernel's tile, so that splitting over
+ * threads cuts no tile. */
+enum { K3I_GRAIN = 16 };
+
+#endif
