@@ -5,6 +5,7 @@
 #define K3I_KERNELS_H
 
 #include "bf16.h"
+#include "consts.h"
 #include "err.h"
 
 #include <stddef.h>

@@ -6,6 +6,15 @@
 
 #include <string.h>
 
+/* Declarations of the other levels: the same list under another decoration. */
+#ifdef K3_X86_64
+#define OP(name, class, args)                                                                      \
+    void k3i_##name##__avx2 args;                                                                  \
+    void k3i_##name##__avx512 args;
+#include "kernels.def"
+#undef OP
+#endif
+
 static const k3i_ops ref_ops = {
     .isa = "ref",
 #define OP(name, class, args) .name = k3i_##name##__ref,
@@ -13,12 +22,44 @@ static const k3i_ops ref_ops = {
 #undef OP
 };
 
-/* Slowest first. */
-static const k3i_ops *const tables[] = {&ref_ops};
+#ifdef K3_X86_64
+static const k3i_ops avx2_ops = {
+    .isa = "avx2",
+#define OP(name, class, args) .name = k3i_##name##__avx2,
+#include "kernels.def"
+#undef OP
+};
 
-/* Whether this CPU and operating system run the code of `isa`. */
+static const k3i_ops avx512_plain_ops = {
+    .isa = "avx512-plain",
+#define OP(name, class, args) .name = k3i_##name##__avx512,
+#include "kernels.def"
+#undef OP
+};
+#endif
+
+/* Slowest first. */
+static const k3i_ops *const tables[] = {
+    &ref_ops,
+#ifdef K3_X86_64
+    &avx2_ops,
+    &avx512_plain_ops,
+#endif
+};
+
+/* Whether this CPU and operating system run the code of `isa`. The compiler's builtin looks at both CPUID and the
+ * registers that the system saves. */
 static int cpu_has(const char *isa)
 {
+#ifdef K3_X86_64
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (strcmp(isa, "avx2") == 0)
+        return avx2;
+    if (strcmp(isa, "avx512-plain") == 0)
+        return avx512;
+#endif
     return strcmp(isa, "ref") == 0;
 }
 

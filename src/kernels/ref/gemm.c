@@ -7,6 +7,21 @@
 static const float e2m1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
+/* Weights lie where the checkpoint has them, possibly at odd addresses. */
+static double weight(const k3i_bf16 *w, size_t i)
+{
+    k3i_bf16 h;
+    memcpy(&h, (const char *)w + i * sizeof h, sizeof h);
+    return (double)k3i_from_bf16(h);
+}
+
+static double weight_f32(const float *w, size_t i)
+{
+    float f;
+    memcpy(&f, (const char *)w + i * sizeof f, sizeof f);
+    return (double)f;
+}
+
 /* Element c of one MXFP4 row: low nibble = even column, one scale a group of 32 columns. */
 static double mxfp4(const uint8_t *packed, const uint8_t *scale, size_t c)
 {
@@ -23,7 +38,7 @@ void k3i_gemm_bf16__ref(float *y, size_t y_stride, const k3i_bf16 *x, size_t x_s
             double sum = 0;
             for (size_t i = 0; i < k; i++)
                 sum += (double)k3i_from_bf16(x[r * x_stride + i]) *
-                       (double)k3i_from_bf16(w[o * k + i]);
+                       weight(w, o * k + i);
             y[r * y_stride + o] = (float)sum;
         }
     }
@@ -36,7 +51,7 @@ void k3i_gemm_f32__ref(float *y, size_t y_stride, const float *x, size_t x_strid
         for (size_t o = 0; o < n_out; o++) {
             double sum = 0;
             for (size_t i = 0; i < k; i++)
-                sum += (double)x[r * x_stride + i] * (double)k3i_from_bf16(w[o * k + i]);
+                sum += (double)x[r * x_stride + i] * weight(w, o * k + i);
             y[r * y_stride + o] = (float)sum;
         }
     }
@@ -49,7 +64,7 @@ void k3i_gemm_wf32__ref(float *y, size_t y_stride, const float *x, size_t x_stri
         for (size_t o = 0; o < n_out; o++) {
             double sum = 0;
             for (size_t i = 0; i < k; i++)
-                sum += (double)x[r * x_stride + i] * (double)w[o * k + i];
+                sum += (double)x[r * x_stride + i] * weight_f32(w, o * k + i);
             y[r * y_stride + o] = (float)sum;
         }
     }
@@ -92,7 +107,7 @@ void k3i_gemm_t_f32__ref(float *y, size_t y_stride, const float *x, size_t x_str
         for (size_t c = 0; c < n_col; c++) {
             double sum = 0;
             for (size_t o = 0; o < n_in; o++)
-                sum += (double)x[r * x_stride + o] * (double)k3i_from_bf16(w[o * n_col + c]);
+                sum += (double)x[r * x_stride + o] * weight(w, o * n_col + c);
             y[r * y_stride + c] = (float)sum;
         }
     }

@@ -1,0 +1,12 @@
+/* kernels.c (AVX2 + FMA): every operation from the bodies under simd/, on 8 lanes. */
+#include "vec.h"
+
+#include "../simd/isa.h"
+
+#include "../simd/math.inc"
+
+#include "../simd/elementwise.inc"
+#include "../simd/gemm.inc"
+#include "../simd/kda.inc"
+
+#include "../simd/attn_f32.inc"
