@@ -162,7 +162,8 @@ static int by_offset(const void *a, const void *b)
 static k3_status check_tiling(k3i_ckpt *ck, size_t first, const uint8_t *data, size_t data_bytes,
                               const char *file, k3i_err *err)
 {
-    qsort(ck->tensors + first, ck->n - first, sizeof *ck->tensors, by_offset);
+    if (ck->n > first)
+        qsort(ck->tensors + first, ck->n - first, sizeof *ck->tensors, by_offset);
     const uint8_t *at = data;
     for (size_t i = first; i < ck->n; i++) {
         const k3i_tensor *t = &ck->tensors[i];
