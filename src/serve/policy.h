@@ -1,0 +1,52 @@
+/* policy.h: how many drafts the next step should verify, per request. Correctness never depends on
+ * it.
+ *
+ * Two things are measured: the time of a step by its number of rows (and of a draft pass by its
+ * width), and for each request how often a draft survives. From both follows the expected number of
+ * tokens per second of every width; the best wins, 0 = plain decoding. A request whose drafts fail
+ * is probed again now and then, so rarely that all probes together cost at most K3_PROBE_SHARE of
+ * the time. */
+#ifndef K3I_POLICY_H
+#define K3I_POLICY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { K3_MAX_WIDTH = 16, K3_COST_ROWS = 512 };
+
+/* Part of the time that probing a useless draft may take. */
+#define K3_PROBE_SHARE 0.02
+
+/* What a request knows of its drafts. */
+typedef struct {
+    double survived, tried; /* decayed counts of single-draft trials */
+} k3i_policy_req;
+
+typedef struct {
+    int32_t max_width;
+    bool is_fixed;                    /* always max_width */
+    double step_ns[K3_COST_ROWS + 1]; /* by rows: decayed mean, 0 = not seen */
+    int32_t step_seen[K3_COST_ROWS + 1];
+    double draft_ns[K3_MAX_WIDTH + 1]; /* by width, for one request in the pass */
+    double survived, tried;            /* over all requests: the prior of a new one */
+    double clock_ns, probed_ns;        /* time of decode steps so far; at the last probe */
+    int64_t n_plain, n_drafting;       /* decisions by kind, for the statistics */
+} k3i_policy;
+
+void k3i_policy_init(k3i_policy *p, int32_t max_width, bool is_fixed);
+/* A decode step (no prefill rows in it) took `ns`. */
+void k3i_policy_saw_step(k3i_policy *p, int32_t rows, double ns);
+void k3i_policy_saw_draft(k3i_policy *p, int32_t n_reqs, int32_t width, double ns);
+/* Of `width` verified drafts the first `accepted` stood. */
+void k3i_policy_saw_verdict(k3i_policy *p, k3i_policy_req *r, int32_t width, int32_t accepted);
+
+/* Widths for the next step of n decoding requests: ret[i] in 0..cap[i], caps at most max_width.
+ * Returns the largest. */
+int32_t k3i_policy_choose(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, const int32_t *cap,
+                          int32_t *ret);
+
+/* Estimated time of a step with this many rows, 0 if nothing was measured. */
+double k3i_policy_step_cost(const k3i_policy *p, int32_t rows);
+double k3i_policy_survival(const k3i_policy *p, const k3i_policy_req *r);
+
+#endif

@@ -1,0 +1,161 @@
+/* The speculation policy on a simulated machine: times and acceptance are numbers, not clocks. */
+#include "policy.h"
+#include "test.h"
+
+typedef struct {
+    double step, per_row, draft, per_draft; /* ns */
+    double survive;
+} machine;
+
+/* Runs `n` users for `n_steps`; returns tokens per ns, *ret_time the total. */
+static double simulate(k3i_policy *p, const machine *m, int32_t n, int32_t n_steps, uint64_t seed,
+                       double *ret_time, double *ret_tokens)
+{
+    k3i_policy_req req[64] = {{0}}, *reqs[64];
+    int32_t cap[64], width[64];
+    double time = 0, tokens = 0;
+    for (int32_t i = 0; i < n; i++) {
+        reqs[i] = &req[i];
+        cap[i] = p->max_width;
+        width[i] = 0;
+    }
+    for (int32_t step = 0; step < n_steps; step++) {
+        int32_t rows = 0;
+        for (int32_t i = 0; i < n; i++) {
+            rows += 1 + width[i];
+            int32_t kept = 0;
+            while (kept < width[i] && (double)(test_rnd(&seed) >> 11) * 0x1p-53 < m->survive)
+                kept++;
+            if (width[i] > 0)
+                k3i_policy_saw_verdict(p, &req[i], width[i], kept);
+            tokens += 1 + kept;
+        }
+        double ns = m->step + m->per_row * rows;
+        k3i_policy_saw_step(p, rows, ns);
+        time += ns;
+        int32_t widest = k3i_policy_choose(p, n, reqs, cap, width);
+        if (widest > 0) {
+            int32_t drafting = 0;
+            for (int32_t i = 0; i < n; i++)
+                drafting += width[i] > 0;
+            ns = drafting * (m->draft + m->per_draft * widest);
+            k3i_policy_saw_draft(p, drafting, widest, ns);
+            time += ns;
+        }
+    }
+    *ret_time = time;
+    *ret_tokens = tokens;
+    return tokens / time;
+}
+
+static void good_drafts_are_used(void **state)
+{
+    (void)state;
+    machine m = {.step = 1e6, .per_row = 1e5, .draft = 1e5, .per_draft = 3e4, .survive = 0.95};
+    k3i_policy p;
+    k3i_policy_init(&p, 7, false);
+    double time, tokens;
+    double rate = simulate(&p, &m, 1, 2000, 1, &time, &tokens);
+    double plain = 1 / (m.step + m.per_row);
+    print_message("good draft: %.2f x plain\n", rate / plain);
+    assert_true(rate > 2.5 * plain);
+    assert_true(p.n_drafting > 1900);
+}
+
+/* Whatever a useless draft costs, and at any number of users: after 16 rounds at most 5 % are lost.
+ */
+static void useless_drafts_cost_next_to_nothing(void **state)
+{
+    (void)state;
+    for (int32_t n = 1; n <= 8; n *= 8) {
+        for (double draft = 1e4; draft <= 3e6; draft *= 10) {
+            machine m = {.step = 1e6, .per_row = 2e5, .draft = draft, .per_draft = draft / 8};
+            k3i_policy p;
+            k3i_policy_init(&p, 7, false);
+            double time16, time, t;
+            simulate(&p, &m, n, 16, 1, &time16, &t);
+            simulate(&p, &m, n, 3000, 1, &time, &t);
+            double plain = 3000 * (m.step + m.per_row * n);
+            print_message("useless draft, %d users, draft %.0e ns: %.3f x plain\n", n, draft,
+                          time / plain);
+            assert_true(time < 1.05 * plain);
+        }
+    }
+}
+
+/* Half-good drafts on a machine where rows are expensive: some narrow width beats both extremes. */
+static void width_follows_cost(void **state)
+{
+    (void)state;
+    machine m = {.step = 1e6, .per_row = 3e5, .draft = 5e4, .per_draft = 1e4, .survive = 0.6};
+    double rate[8], best = 0, time, tokens;
+    for (int32_t w = 0; w <= 7; w++) {
+        k3i_policy p;
+        k3i_policy_init(&p, w, true);
+        rate[w] = simulate(&p, &m, 2, 3000, 5, &time, &tokens);
+        best = rate[w] > best ? rate[w] : best;
+    }
+    k3i_policy p;
+    k3i_policy_init(&p, 7, false);
+    double got = simulate(&p, &m, 2, 3000, 5, &time, &tokens);
+    print_message("adaptive %.3f, best fixed %.3f, plain %.3f, widest %.3f tokens/ms\n", got * 1e6,
+                  best * 1e6, rate[0] * 1e6, rate[7] * 1e6);
+    assert_true(got > 0.95 * best);
+    assert_true(rate[7] < best && rate[0] < best); /* the instance is not trivial */
+}
+
+/* A draft that becomes good later is found again. */
+static void recovery_is_noticed(void **state)
+{
+    (void)state;
+    machine m = {.step = 1e6, .per_row = 1e5, .draft = 1e5, .per_draft = 3e4, .survive = 0.0};
+    k3i_policy p;
+    k3i_policy_init(&p, 7, false);
+    double time, tokens;
+    simulate(&p, &m, 1, 500, 1, &time, &tokens);
+    m.survive = 0.95;
+    double rate = simulate(&p, &m, 1, 3000, 1, &time, &tokens);
+    assert_true(rate > 2.0 / (m.step + m.per_row));
+}
+
+static void caps_hold(void **state)
+{
+    (void)state;
+    uint64_t seed = 4;
+    k3i_policy p;
+    k3i_policy_init(&p, 7, false);
+    k3i_policy_req req[300] = {{0}}, *reqs[300];
+    int32_t cap[300], width[300];
+    for (int32_t i = 0; i < 300; i++)
+        reqs[i] = &req[i];
+    for (int32_t round = 0; round < 2000; round++) {
+        int32_t n = 1 + (int32_t)(test_rnd(&seed) % (round % 50 == 0 ? 300 : 9)), rows = 0, top = 0;
+        for (int32_t i = 0; i < n; i++)
+            cap[i] = (int32_t)(test_rnd(&seed) % 8);
+        int32_t widest = k3i_policy_choose(&p, n, reqs, cap, width);
+        for (int32_t i = 0; i < n; i++) {
+            assert_true(width[i] >= 0 && width[i] <= cap[i]);
+            top = width[i] > top ? width[i] : top;
+            rows += 1 + width[i];
+            if (width[i] > 0)
+                k3i_policy_saw_verdict(&p, reqs[i], width[i],
+                                       (int32_t)(test_rnd(&seed) % (uint64_t)(width[i] + 1)));
+        }
+        assert_int_equal(widest, top);
+        k3i_policy_saw_step(&p, rows, 1e6 + 1e4 * rows);
+        if (widest > 0)
+            k3i_policy_saw_draft(&p, n, widest, 1e5);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(good_drafts_are_used),
+        cmocka_unit_test(useless_drafts_cost_next_to_nothing),
+        cmocka_unit_test(width_follows_cost),
+        cmocka_unit_test(recovery_is_noticed),
+        cmocka_unit_test(caps_hold),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
