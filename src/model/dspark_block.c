@@ -1,0 +1,283 @@
+/* dspark_block.c: the block pass and the Markov loop, dspark.md 3.2, 3.3, 3.6, 3.7.
+ *
+ * Row 0 of a block is the anchor, the other rows are mask tokens; row k predicts the token at
+ * anchor position + k + 1. All base logits come from one product with the target's head; only the
+ * Markov correction is sequential. */
+#include "dspark_parts.h"
+
+#include "philox.h"
+
+#include <math.h>
+#include <string.h>
+
+void k3i_dspark_norm_rows(const k3i_run *run, void *x, const float *h, const k3i_bf16 *w,
+                          size_t n_row, size_t H, float eps)
+{
+    float *y = (void *)run->scratch; /* member 0's: the caller runs on its thread */
+    for (size_t r = 0; r < n_row; r++) {
+        run->op->rmsnorm(y, h + r * H, w, H, eps, run->bf16);
+        k3i_act_store(run, k3i_act_at(run, x, r * H), y, H);
+    }
+}
+
+/* One group of sequences: R = n_seqs T rows. */
+typedef struct {
+    k3i_dspark *d;
+    k3i_run *run;
+    const k3i_pool *pool;
+    const k3i_block_seq *seqs;
+    size_t n_seqs, T, R;
+} group;
+
+static void embed(const group *g)
+{
+    const k3i_dspark *d = g->d;
+    size_t H = d->cfg->hidden_size;
+    for (size_t r = 0; r < g->R; r++) {
+        int32_t id = r % g->T == 0 ? g->seqs[r / g->T].anchor : d->cfg->mask_token_id;
+        g->run->op->from_bf16(d->ws->h + r * H, d->embed + (size_t)id * H, H);
+    }
+}
+
+typedef struct {
+    const group *g;
+    size_t layer;
+} row_job;
+
+/* Norms and rotations of the block's own keys and queries. */
+static void finish_rows(void *arg, size_t i, size_t n)
+{
+    const row_job *j = arg;
+    const group *g = j->g;
+    const k3i_dspark *d = g->d;
+    const k3i_draft_config *c = d->cfg;
+    size_t rot = k3i_dspark_rotated(c);
+    float *cs = (void *)(g->run->scratch + i * g->run->scratch_bytes), *tmp = cs + rot;
+    size_t head = c->is_mla ? c->qk_nope_head_dim + rot : c->head_dim;
+    size_t from, to;
+    k3i_team_split(g->R, 1, i, n, &from, &to);
+    for (size_t r = from; r < to; r++) {
+        size_t pos = g->seqs[r / g->T].pos + r % g->T;
+        k3i_dspark_angles(d, pos < d->max_pos ? pos : d->max_pos - 1, cs);
+        float *kv = d->ws->kv + r * d->row_width;
+        (c->is_mla ? k3i_dspark_finish_latent : k3i_dspark_finish_keys)(d, g->run, j->layer, kv, cs,
+                                                                        tmp);
+        if (g->run->bf16)
+            g->run->op->round_bf16(kv, d->row_width); /* as context rows are stored */
+        for (size_t h = 0; h < c->n_heads; h++) {
+            float *q = d->ws->q + (r * c->n_heads + h) * head;
+            if (!c->is_mla)
+                g->run->op->rmsnorm(q, q, d->w->layers[j->layer].gqa.q_norm, head, c->rms_norm_eps,
+                                    0);
+            k3i_dspark_rotate(d, g->run->op, q + head - rot, cs, tmp);
+        }
+    }
+}
+
+/* ws->x -> ws->q (and ws->kv) of one layer. */
+static void project(const group *g, size_t layer)
+{
+    k3i_dspark *d = g->d;
+    const k3i_draft_config *c = d->cfg;
+    const k3i_draft_layer *w = &d->w->layers[layer];
+    size_t H = c->hidden_size;
+    k3i_dspark_project_kv(d, g->run, layer, g->R);
+    if (c->is_mla) {
+        k3i_item qa = {.kind = K3I_LINEAR,
+                       .x = d->ws->x,
+                       .w = w->mla.q_a_proj,
+                       .n_out = c->q_lora_rank,
+                       .k = H,
+                       .y = d->ws->qa};
+        k3i_linear(g->run, g->R, &qa, 1);
+        k3i_dspark_norm_rows(g->run, d->ws->qa_act, d->ws->qa, w->mla.q_a_layernorm, g->R,
+                             c->q_lora_rank, c->rms_norm_eps);
+        k3i_item qb = {.kind = K3I_LINEAR,
+                       .x = d->ws->qa_act,
+                       .w = w->mla.q_b_proj,
+                       .n_out = c->n_heads * (c->qk_nope_head_dim + c->qk_rope_head_dim),
+                       .k = c->q_lora_rank,
+                       .y = d->ws->q};
+        k3i_linear(g->run, g->R, &qb, 1);
+    } else {
+        k3i_item q = {.kind = K3I_LINEAR,
+                      .x = d->ws->x,
+                      .w = w->gqa.q_proj,
+                      .n_out = c->n_heads * c->head_dim,
+                      .k = H,
+                      .y = d->ws->q};
+        k3i_linear(g->run, g->R, &q, 1);
+    }
+    row_job j = {.g = g, .layer = layer};
+    k3i_run_team(g->run, finish_rows, &j, g->R * (d->row_width + c->n_heads) * 8);
+}
+
+static void layer_forward(const group *g, size_t layer)
+{
+    k3i_dspark *d = g->d;
+    const k3i_draft_config *c = d->cfg;
+    const k3i_draft_layer *w = &d->w->layers[layer];
+    size_t H = c->hidden_size, I = c->intermediate_size;
+    k3i_dspark_norm_rows(g->run, d->ws->x, d->ws->h, w->input_layernorm, g->R, H, c->rms_norm_eps);
+    project(g, layer);
+    k3i_dspark_attend(d, g->run, g->pool, layer, g->seqs, g->n_seqs, g->T);
+    k3i_item o = {.kind = K3I_LINEAR,
+                  .x = d->ws->o,
+                  .w = c->is_mla ? w->mla.o_proj : w->gqa.o_proj,
+                  .n_out = H,
+                  .k = c->n_heads * (c->is_mla ? c->v_head_dim : c->head_dim),
+                  .y = d->ws->a};
+    k3i_linear(g->run, g->R, &o, 1);
+    g->run->op->add(d->ws->h, d->ws->h, d->ws->a, g->R * H, g->run->bf16);
+
+    k3i_dspark_norm_rows(g->run, d->ws->x, d->ws->h, w->post_attention_layernorm, g->R, H,
+                         c->rms_norm_eps);
+    k3i_item up = {.kind = K3I_GLU,
+                   .x = d->ws->x,
+                   .w = w->mlp.gate_proj,
+                   .w_up = w->mlp.up_proj,
+                   .n_out = I,
+                   .k = H,
+                   .h = d->ws->mlp};
+    k3i_linear(g->run, g->R, &up, 1);
+    k3i_item down = {.kind = K3I_LINEAR,
+                     .x = d->ws->mlp,
+                     .w = w->mlp.down_proj,
+                     .n_out = H,
+                     .k = I,
+                     .y = d->ws->a};
+    k3i_linear(g->run, g->R, &down, 1);
+    g->run->op->add(d->ws->h, d->ws->h, d->ws->a, g->R * H, g->run->bf16);
+}
+
+/* ---- choosing tokens ---------------------------------------------------------------------------
+ */
+
+typedef struct {
+    const group *g;
+    size_t k;      /* row of the block */
+    float *logits; /* of the group: [n_seqs, T, V] or NULL */
+} choice;
+
+/* z = (U + Markov bias) / temperature, and its choice, ties to the lowest id; NaN never wins. */
+static void choose_member(void *arg, size_t i, size_t n)
+{
+    const choice *ch = arg;
+    const group *g = ch->g;
+    const k3i_dspark *d = g->d;
+    size_t V = d->cfg->vocab_size, from, to;
+    k3i_team_split(g->n_seqs, 1, i, n, &from, &to);
+    for (size_t s = from; s < to; s++) {
+        const k3i_block_seq *q = &g->seqs[s];
+        float *z = d->ws->z + s * V;
+        size_t best = 0;
+        g->run->op->add(z, z, d->ws->U + (s * g->T + ch->k) * V, V, 0);
+        if (q->temperature > 0) {
+            for (size_t v = 0; v < V; v++)
+                z[v] /= q->temperature;
+        }
+        g->run->op->argmax(&best, z, V);
+        best = best == V ? 0 : best;
+        if (ch->logits != NULL)
+            memcpy(ch->logits + (s * g->T + ch->k) * V, z, V * sizeof *z);
+        if (q->temperature > 0) {
+            k3i_gumbel noise;
+            int32_t pos = (int32_t)(q->pos + ch->k + 1);
+            k3i_gumbel_init(&noise, q->seed, pos, K3_STREAM_TARGET);
+            double top = (double)z[best];
+            double score = top + k3i_gumbel_at(&noise, (int32_t)best);
+            for (size_t v = 0; v < V; v++) {
+                /* Noise is bounded, so most entries cannot win and draw none. */
+                if (!((double)z[v] + K3I_GUMBEL_MAX >= score))
+                    continue;
+                double x = (double)z[v] + k3i_gumbel_at(&noise, (int32_t)v);
+                if (x > score || (x >= score && v < best)) {
+                    score = x;
+                    best = v;
+                }
+            }
+        }
+        d->ws->token[s] = (int32_t)best;
+    }
+}
+
+/* conf = sigma(w . [g ; e] + b) for row k of every sequence (dspark.md 3.7). */
+static void confidences(const group *g, size_t k, float *out)
+{
+    const k3i_dspark *d = g->d;
+    const k3i_draft_config *c = d->cfg;
+    const k3i_run *run = g->run;
+    size_t H = c->hidden_size, E = c->confidence_with_markov ? c->markov_rank : 0, width = H + E;
+    for (size_t s = 0; s < g->n_seqs; s++) {
+        memcpy(k3i_act_at(run, d->ws->conf_in, s * width),
+               k3i_act_at(run, d->ws->x, (s * g->T + k) * H), H * run->act_bytes);
+        memcpy(k3i_act_at(run, d->ws->conf_in, s * width + H),
+               k3i_act_at(run, d->ws->e, s * c->markov_rank), E * run->act_bytes);
+    }
+    k3i_item item = {.kind = K3I_LINEAR_F32,
+                     .x = d->ws->conf_in,
+                     .w = d->w->confidence_proj,
+                     .n_out = 1,
+                     .k = width,
+                     .y = d->ws->conf};
+    k3i_linear(g->run, g->n_seqs, &item, 1);
+    for (size_t s = 0; s < g->n_seqs; s++) {
+        float z = d->ws->conf[s] + k3i_from_bf16(d->w->confidence_bias[0]);
+        run->op->sigmoid(&out[s * g->T + k], &z, 1, 0);
+    }
+}
+
+/* ws->x holds the final norm's output [R, H]; writes ids, and confidence and logits where given. */
+static void markov_loop(const group *g, int32_t *ids, float *confidence, float *logits)
+{
+    k3i_dspark *d = g->d;
+    const k3i_draft_config *c = d->cfg;
+    size_t V = c->vocab_size, E = c->markov_rank;
+    k3i_item head = {.kind = K3I_LINEAR_F32,
+                     .x = d->ws->x,
+                     .w = d->lm_head,
+                     .n_out = V,
+                     .k = c->hidden_size,
+                     .y = d->ws->U};
+    k3i_linear(g->run, g->R, &head, 1);
+    for (size_t s = 0; s < g->n_seqs; s++)
+        d->ws->token[s] = g->seqs[s].anchor;
+    for (size_t k = 0; k < g->T; k++) {
+        for (size_t s = 0; s < g->n_seqs; s++) {
+            float *tmp = (void *)g->run->scratch;
+            g->run->op->from_bf16(tmp, d->w->markov_w1 + (size_t)d->ws->token[s] * E, E);
+            k3i_act_store(g->run, k3i_act_at(g->run, d->ws->e, s * E), tmp, E);
+        }
+        k3i_item bias = {.kind = K3I_LINEAR_F32,
+                         .x = d->ws->e,
+                         .w = d->w->markov_w2,
+                         .n_out = V,
+                         .k = E,
+                         .y = d->ws->z};
+        k3i_linear(g->run, g->n_seqs, &bias, 1);
+        if (confidence != NULL)
+            confidences(g, k, confidence);
+        choice ch = {.g = g, .k = k, .logits = logits};
+        k3i_run_team(g->run, choose_member, &ch, g->n_seqs * V * 4);
+        for (size_t s = 0; s < g->n_seqs; s++)
+            ids[s * g->T + k] = d->ws->token[s];
+    }
+}
+
+void k3i_dspark_block(k3i_dspark *d, k3i_run *run, const k3i_pool *pool, const k3i_block *b)
+{
+    const k3i_draft_config *c = d->cfg;
+    size_t T = b->n_draft, step = d->block_rows / T;
+    for (size_t s = 0; s < b->n_seqs; s += step) {
+        group g = {.d = d, .run = run, .pool = pool, .seqs = b->seqs + s, .T = T};
+        g.n_seqs = b->n_seqs - s < step ? b->n_seqs - s : step;
+        g.R = g.n_seqs * T;
+        embed(&g);
+        for (size_t layer = 0; layer < c->n_layers; layer++)
+            layer_forward(&g, layer);
+        k3i_dspark_norm_rows(run, d->ws->x, d->ws->h, d->w->final_norm, g.R, c->hidden_size,
+                             c->rms_norm_eps);
+        markov_loop(&g, b->ids + s * T, b->confidence ? b->confidence + s * T : NULL,
+                    b->logits ? b->logits + s * T * c->vocab_size : NULL);
+    }
+}

@@ -1,0 +1,38 @@
+/* fixture.h: a small draft in memory (the tiny pair of dspark.md 10.1 and variants of it) with a
+ * page pool, for tests of src/model/dspark*.c without files. */
+#ifndef K3_DSPARK_FIXTURE_H
+#define K3_DSPARK_FIXTURE_H
+
+#include "dspark.h"
+
+enum { FIX_VOCAB = 97, FIX_BLOCK = 8, FIX_PAGES = 40, FIX_MAX_POS = 128 };
+
+typedef struct {
+    bool gqa, causal, tap_norms, half_split;
+    size_t layers;
+    const char *isa;
+    size_t threads;
+    int bf16;
+    size_t max_draft;
+} fix_options;
+
+typedef struct {
+    k3i_draft_files files;
+    k3i_text_weights target;
+    k3i_arena arena;
+    k3i_run run;
+    k3i_dspark d;
+    k3i_pool pool;
+    size_t layer_offset[8];
+    float *taps; /* [FIX_MAX_POS, n_taps H]: tap row of position i, f32 */
+    void *acts;  /* the same as acts */
+} fixture;
+
+void fix_open(fixture *f, fix_options o);
+void fix_close(fixture *f);
+
+/* Pages for positions 0..n-1, in a pseudo-random order chosen by `seed`; none twice for one
+ * `taken`. */
+void fix_table(uint64_t seed, size_t n, unsigned char *taken, int32_t *table);
+
+#endif
