@@ -215,7 +215,7 @@ typedef struct {
     int32_t n_reqs;
     int32_t n_draft;               /* tokens per request, 1..num_speculative_tokens */
     int32_t pad_;                  /* 0 */
-    const int32_t *req;            /* [n_reqs] request indices of the last committed batch */
+    const int32_t *req;            /* [n_reqs] request indices of the last committed batch, ascending */
     const int32_t *last_token;     /* [n_reqs] the newest token, not yet computed by the target */
     const float *temperature;      /* [n_reqs] or NULL: 0 = greedy proposals */
     const uint64_t *seed;          /* [n_reqs] where temperature is given */
@@ -224,8 +224,9 @@ typedef struct {
     float *logits;                 /* out [n_reqs, n_draft, vocab_size] scaled by 1/temperature, or NULL */
 } k3_draft_args;
 
-/* Proposes tokens that may follow. Changes no sequence state. The block tables of the last batch must
- * cover the n_draft positions after each request's committed length, or max_model_len. */
+/* Proposes tokens that may follow. Changes no sequence state and needs no blocks beyond those of the
+ * last batch. A proposal with a temperature uses the noise of the seed at its position in the stream of
+ * the target's own draws, so that a host that samples with the same noise accepts it more often. */
 K3_API k3_status k3_draft(k3_engine *engine, const k3_draft_args *args);
 
 /* ---- images ------------------------------------------------------------------------------------ */

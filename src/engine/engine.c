@@ -45,8 +45,6 @@ static size_t available_cores(void)
 static k3_status open_model(k3_engine *e, k3i_err *err)
 {
     k3i_options *o = &e->opt;
-    if (o->draft != NULL)
-        return k3i_fail(err, K3_E_UNSUPPORTED, "option 'draft': this build has no draft models");
     k3_status st = k3i_target_open(o->model, &e->target, err);
     if (st != K3_OK)
         return st;
@@ -60,7 +58,7 @@ static k3_status open_model(k3_engine *e, k3i_err *err)
                         o->max_model_len, cfg->max_position_embeddings);
     if (o->latent_norm_eps > 0)
         cfg->latent_norm_eps = (float)o->latent_norm_eps;
-    return K3_OK;
+    return k3i_draft_setup(e, err);
 }
 
 static k3_status open_run(k3_engine *e, k3i_err *err)
@@ -94,8 +92,9 @@ static k3_status open_step(k3_engine *e, k3i_err *err)
     if (e->seq == NULL || e->req == NULL || e->accept == NULL ||
         e->accept_of == NULL || e->snap == NULL || e->media == NULL || e->row_bad == NULL)
         return k3i_fail(err, K3_E_NOMEM, "no memory for a batch of %zu tokens", rows);
-    return k3i_text_init(&e->text, &e->target.config, &e->target.text, &e->run, rows,
-                         o->num_speculative_tokens, 0, err);
+    k3_status st = k3i_text_init(&e->text, &e->target.config, &e->target.text, &e->run, rows,
+                                 o->num_speculative_tokens, k3i_draft_scratch(e), err);
+    return st == K3_OK ? k3i_draft_init(e, err) : st;
 }
 
 k3_status k3_open(const char *options, k3_log_fn log, void *log_user, k3_engine **ret, char *err,
@@ -136,6 +135,7 @@ void k3_close(k3_engine *e)
         return;
     k3i_kv_done(&e->kv);
     k3i_images_done(&e->images);
+    k3i_draft_close(&e->draft);
     k3i_text_done(&e->text);
     k3i_team_free(e->run.team);
     k3i_target_done(&e->target);
@@ -161,6 +161,7 @@ k3_status k3_query(const k3_engine *e, k3_info *ret)
         return K3_E_ARG;
     const k3i_config *c = &e->target.config;
     const k3i_options *o = &e->opt;
+    bool has_draft = e->draft.is_open;
     k3_info info = {
         .size = sizeof info,
         .vocab_size = (int32_t)c->vocab_size,
@@ -177,15 +178,20 @@ k3_status k3_query(const k3_engine *e, k3_info *ret)
         .max_model_len = (int32_t)o->max_model_len,
         .max_num_seqs = (int32_t)o->max_num_seqs,
         .max_num_batched_tokens = (int32_t)o->max_num_batched_tokens,
-        .draft_mask_id = -1,
+        .draft_layers = (int32_t)k3i_draft_layers(e),
+        .draft_tokens = has_draft ? (int32_t)o->num_speculative_tokens : 0,
+        .draft_mask_id = has_draft ? e->draft.files.config.mask_token_id : -1,
         .threads = (int32_t)e->run.n_members,
         .tp_size = 1,
-        .weight_bytes = (int64_t)k3i_ckpt_bytes(e->target.ckpt),
+        .weight_bytes = (int64_t)(k3i_ckpt_bytes(e->target.ckpt) +
+                                  (has_draft ? k3i_ckpt_bytes(e->draft.files.ckpt) : 0)),
         .latent_bytes_per_token =
-            (int64_t)(c->n_mla_layers * k3i_latent_width(c) * e->run.act_bytes),
+            (int64_t)(c->n_mla_layers * k3i_latent_width(c) * e->run.act_bytes +
+                      k3i_draft_layers(e) * k3i_draft_row_bytes(e)),
         .state_bytes = (int64_t)e->text.kda.state_bytes,
         .record_bytes = (int64_t)e->text.kda.slot_record_bytes,
-        .workspace_bytes = (int64_t)e->text.workspace_bytes,
+        .workspace_bytes = (int64_t)(e->text.workspace_bytes + e->draft.model.workspace_bytes +
+                                     e->draft.taps_bytes),
     };
     snprintf(info.isa, sizeof info.isa, "%s", e->run.op->isa);
     snprintf(info.mode, sizeof info.mode, "%s", e->opt.bf16 ? "bf16" : "f32");

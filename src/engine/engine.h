@@ -5,6 +5,7 @@
 #ifndef K3I_ENGINE_H
 #define K3I_ENGINE_H
 
+#include "dspark.h"
 #include "text.h"
 
 typedef struct {
@@ -79,6 +80,17 @@ k3_status k3i_images_add(k3i_images *im, uint64_t budget, uint64_t key, float *r
                          size_t hidden, k3i_err *err);
 void k3i_images_done(k3i_images *im);
 
+/* The draft, if one was opened. */
+typedef struct {
+    bool is_open;
+    k3i_draft_files files;
+    k3i_dspark model;
+    k3i_taps taps;            /* out: acts [max_num_batched_tokens, n_taps H] */
+    size_t taps_bytes;
+    k3i_context_seq *context; /* [max_num_seqs] */
+    k3i_block_seq *block;     /* [max_num_seqs] */
+} k3i_draft;
+
 /* What k3_commit must know of a request. */
 typedef struct {
     int32_t slot;
@@ -98,6 +110,7 @@ struct k3_engine {
     k3i_text text;
     k3i_kv kv;
     k3i_images images;
+    k3i_draft draft;
     /* step arrays, [max_num_seqs] or [max_num_batched_tokens] */
     k3i_seq *seq;
     k3i_pending *req;
@@ -117,6 +130,17 @@ struct k3_engine {
 k3_status k3i_batch_check(k3_engine *e, const k3_batch *b, const float *logits, int64_t stride);
 /* The same for a commit; marks the snapshot pages. */
 k3_status k3i_commit_check(k3_engine *e, const k3_commit_args *a);
+
+/* draft.c: opens the draft and settles the options that depend on it; its share of the team's scratch;
+ * its workspace, once the team exists. Without a draft they do nothing. */
+k3_status k3i_draft_setup(k3_engine *e, k3i_err *err);
+size_t k3i_draft_scratch(const k3_engine *e);
+k3_status k3i_draft_init(k3_engine *e, k3i_err *err);
+void k3i_draft_close(k3i_draft *d);
+size_t k3i_draft_layers(const k3_engine *e);    /* 0 without a draft */
+size_t k3i_draft_row_bytes(const k3_engine *e); /* context row of one layer */
+/* Writes the context rows of the accepted rows of every request that goes on. */
+void k3i_draft_commit(k3_engine *e, const k3_commit_args *a);
 
 int64_t k3i_now_ns(void);
 void k3i_log(const k3_engine *e, int32_t level, const char *format, ...)

@@ -33,7 +33,8 @@ static k3_status plan(const k3_engine *e, const k3_kv_config *c, k3i_kv_shape *r
                       .n_slots = (size_t)c->n_slots};
     /* Each layer's part of a page starts aligned. */
     s.latent_bytes = cfg->n_mla_layers *
-                     align_up(s.block_tokens * k3i_latent_width(cfg) * e->run.act_bytes);
+                         align_up(s.block_tokens * k3i_latent_width(cfg) * e->run.act_bytes) +
+                     k3i_draft_layers(e) * align_up(s.block_tokens * k3i_draft_row_bytes(e));
     if (s.latent_bytes == 0)
         s.latent_bytes = K3I_ALIGN;
     if (c->page_bytes != 0 && (uint64_t)c->page_bytes < s.latent_bytes)
@@ -80,7 +81,7 @@ static k3_status allocate(const k3_engine *e, k3i_kv *kv, size_t pool_bytes)
 {
     const k3i_kv_shape *s = &kv->shape;
     const k3i_kda_layout *kda = &e->text.kda;
-    size_t n_layers = e->target.config.n_mla_layers;
+    size_t n_target = e->target.config.n_mla_layers, n_layers = n_target + k3i_draft_layers(e);
     kv->layer_offset = k3i_alloc_array(n_layers, sizeof *kv->layer_offset);
     kv->block = k3i_alloc_array(s->num_blocks, sizeof *kv->block);
     kv->mark = k3i_alloc_array(s->num_blocks, sizeof *kv->mark);
@@ -98,9 +99,11 @@ static k3_status allocate(const k3_engine *e, k3i_kv *kv, size_t pool_bytes)
     memset(kv->block, 0, s->num_blocks * sizeof *kv->block);
     memset(kv->mark, 0, s->num_blocks * sizeof *kv->mark);
     memset(kv->slot, 0, s->n_slots * sizeof *kv->slot);
-    size_t width = k3i_latent_width(&e->target.config) * e->run.act_bytes;
-    for (size_t i = 0; i < n_layers; i++)
-        kv->layer_offset[i] = i * align_up(s->block_tokens * width);
+    size_t width = k3i_latent_width(&e->target.config) * e->run.act_bytes, at = 0;
+    for (size_t i = 0; i < n_layers; i++) {
+        kv->layer_offset[i] = at;
+        at += align_up(s->block_tokens * (i < n_target ? width : k3i_draft_row_bytes(e)));
+    }
     kv->pool = (k3i_pool){.base = pool,
                           .page_bytes = s->page_bytes,
                           .block_tokens = s->block_tokens,

@@ -105,6 +105,7 @@ k3_status k3_forward(k3_engine *e, const k3_batch *b, float *logits, int64_t str
                            .logits = logits,
                            .logits_stride = (size_t)stride,
                            .row_bad = e->row_bad,
+                           .taps = e->draft.is_open ? &e->draft.taps : NULL,
                            .trace = e->trace,
                            .trace_user = e->trace_user};
     k3i_text_forward(&e->text, &e->run, &step);
@@ -167,18 +168,11 @@ k3_status k3_commit(k3_engine *e, const k3_commit_args *a)
                          a->snap_block + s * pages);
     }
     k3i_kda_commit(&e->text, &e->run, e->accept, n, e->snap, n_snaps);
+    k3i_draft_commit(e, a);
     for (size_t s = 0; s < n_snaps; s++)
         k3i_kv_register(&e->kv, e->snap[s].pages.block, e->snap[s].pos);
     e->stats.snapshots += (int64_t)n_snaps;
     e->pending = false;
     e->stats.commit_ns += k3i_now_ns() - start;
     return K3_OK;
-}
-
-k3_status k3_draft(k3_engine *e, const k3_draft_args *a)
-{
-    (void)a;
-    if (e == NULL)
-        return K3_E_ARG;
-    return k3i_fail(&e->err, K3_E_UNSUPPORTED, "this engine was opened without a draft");
 }
