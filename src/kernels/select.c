@@ -10,7 +10,8 @@
 #ifdef K3_X86_64
 #define OP(name, class, args)                                                                      \
     void k3i_##name##__avx2 args;                                                                  \
-    void k3i_##name##__avx512 args;
+    void k3i_##name##__avx512 args;                                                                \
+    void k3i_##name##__avx512bf16 args;
 #include "kernels.def"
 #undef OP
 #endif
@@ -36,6 +37,20 @@ static const k3i_ops avx512_plain_ops = {
 #include "kernels.def"
 #undef OP
 };
+
+/* Full of the plain kernels, then three of them replaced. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Woverride-init"
+static const k3i_ops avx512_ops = {
+    .isa = "avx512",
+#define OP(name, class, args) .name = k3i_##name##__avx512,
+#include "kernels.def"
+#undef OP
+    .gemm_bf16 = k3i_gemm_bf16__avx512bf16,
+    .gemm_mxfp4_bf16 = k3i_gemm_mxfp4_bf16__avx512bf16,
+    .attn_segment_bf16 = k3i_attn_segment_bf16__avx512bf16,
+};
+#pragma GCC diagnostic pop
 #endif
 
 /* Slowest first. */
@@ -44,6 +59,7 @@ static const k3i_ops *const tables[] = {
 #ifdef K3_X86_64
     &avx2_ops,
     &avx512_plain_ops,
+    &avx512_ops,
 #endif
 };
 
@@ -59,6 +75,8 @@ static int cpu_has(const char *isa)
         return avx2;
     if (strcmp(isa, "avx512-plain") == 0)
         return avx512;
+    if (strcmp(isa, "avx512") == 0)
+        return avx512 && __builtin_cpu_supports("avx512bf16");
 #endif
     return strcmp(isa, "ref") == 0;
 }
@@ -79,6 +97,8 @@ k3_status k3i_ops_select(const char *isa, const k3i_ops **ret, k3i_err *err)
             *ret = k3i_ops_nth(i);
         return K3_OK;
     }
+    if (strcmp(isa, "avx512") == 0 && !cpu_has(isa))
+        isa = "avx512-plain";
     for (size_t t = 0; t < sizeof tables / sizeof tables[0]; t++) {
         if (strcmp(isa, tables[t]->isa) != 0)
             continue;

@@ -10,6 +10,12 @@
 
 #define ISA_NAME(op) k3i_##op##__avx2
 #define INLINE static inline __attribute__((always_inline, unused))
+/* Before the loops over a register tile: it stays in registers only if they are unrolled completely. */
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
 
 enum {
     VW = 8,      /* lanes */
