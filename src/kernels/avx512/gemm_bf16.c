@@ -21,6 +21,7 @@ enum {
     NR = GEMM_NR,
     KB = 1024,    /* columns a panel holds: 12 KiB of L1's 32, with 8 KiB of x beside it */
     RB = 16 * MR, /* rows whose accumulators (24 KiB) are kept between blocks of k */
+    EB = 512,     /* columns whose exponents are made at once: 16 groups, one vector */
     TILE = MR * NR,
     DIRECT_ROWS = 2 * MR, /* up to here, reading weights in place is faster than the panel */
 };
@@ -37,35 +38,44 @@ typedef struct {
 
 enum { W_BF16, W_MXFP4 };
 
-/* One group of 32 MXFP4 columns as bf16. Word i of the result needs nibble i of 16 bytes: broadcast the bytes, pull
- * source word i / 4 into place, shift it right by 4 (i mod 4) and look the low 5 bits up; the fifth bit is noise,
- * which a doubled table makes harmless. The scale moves the exponent of every entry but 0. The caller has checked
- * that all results are normal. */
-INLINE __m512i load_mxfp4(const uint8_t *p, uint8_t e)
+/* What n <= 16 scales add to the exponent of a bf16, twice in each dword, so that one broadcast serves all words. */
+INLINE __m512i exponents(const uint8_t *scale, size_t n)
 {
-    const __m512i pull = _mm512_set_epi32(0x0f0e0f0e, 0x0f0e0f0e, 0x0d0c0d0c, 0x0d0c0d0c, 0x0b0a0b0a, 0x0b0a0b0a,
-                                          0x09080908, 0x09080908, 0x07060706, 0x07060706, 0x05040504, 0x05040504,
-                                          0x03020302, 0x03020302, 0x01000100, 0x01000100);
-    const __m512i shift = _mm512_set1_epi64(0x000c000800040000);
+    __m512i e = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(lanes(n), scale));
+    e = _mm512_slli_epi16(_mm512_sub_epi16(e, _mm512_set1_epi32(127)), 7);
+    return _mm512_or_si512(_mm512_slli_epi32(e, 16), e);
+}
+
+/* One group of 32 MXFP4 columns as bf16. Byte j holds columns 2 j and 2 j + 1, lane j of the pair product: times
+ * 2^12 + 1 its nibbles stand in the low bits of both words of the lane, where a table lookup takes five bits each;
+ * the fifth is noise, which a doubled table makes harmless. `exponent` (see above) moves every entry but 0. */
+INLINE __m512i load_mxfp4(const uint8_t *p, const uint32_t *exponent)
+{
     const __m512i table = _mm512_set_epi16(
         (int16_t)0xc0c0, (int16_t)0xc080, (int16_t)0xc040, (int16_t)0xc000, (int16_t)0xbfc0, (int16_t)0xbf80,
         (int16_t)0xbf00, (int16_t)0x8000, 0x40c0, 0x4080, 0x4040, 0x4000, 0x3fc0, 0x3f80, 0x3f00, 0x0000,
         (int16_t)0xc0c0, (int16_t)0xc080, (int16_t)0xc040, (int16_t)0xc000, (int16_t)0xbfc0, (int16_t)0xbf80,
         (int16_t)0xbf00, (int16_t)0x8000, 0x40c0, 0x4080, 0x4040, 0x4000, 0x3fc0, 0x3f80, 0x3f00, 0x0000);
     const __mmask32 not_zero = 0xfefefefe;
-    __m512i exponent = _mm512_set1_epi16((int16_t)((e - 127) * 128));
-    __m512i scaled = _mm512_mask_add_epi16(table, not_zero, table, exponent);
-    __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i_u *)p));
-    __m512i index = _mm512_srlv_epi16(_mm512_shuffle_epi8(bytes, pull), shift);
+    __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i_u *)p));
+    __m512i index = _mm512_madd_epi16(bytes, _mm512_set1_epi32(0x1001));
+    __m512i scaled = _mm512_mask_add_epi16(table, not_zero, table, _mm512_set1_epi32((int)*exponent));
     return _mm512_permutexvar_epi16(index, scaled);
 }
 
-/* Columns c.. of weight row o, n of them left. */
-INLINE __m512i load_w(const gemm *g, int w_kind, size_t o, size_t c, size_t n)
+/* Columns c.. of weight row o, n of them left; exponent belongs to the group that starts there. */
+INLINE __m512i load_w(const gemm *g, int w_kind, size_t o, size_t c, size_t n, const uint32_t *exponent)
 {
     if (w_kind == W_BF16)
         return load_pairs(g->w + 2 * (o * g->k + c), n);
-    return load_mxfp4(g->w + (o * g->k + c) / 2, g->scale[(o * g->k + c) / 32]);
+    return load_mxfp4(g->w + (o * g->k + c) / 2, exponent);
+}
+
+/* The exponents of the groups in columns c..c+n-1 (n <= EB) of row o. */
+INLINE void load_exponents(const gemm *g, int w_kind, size_t o, size_t c, size_t n, uint32_t *ret)
+{
+    if (w_kind == W_MXFP4)
+        _mm512_storeu_si512(ret, exponents(g->scale + (o * g->k + c) / 32, n / 32));
 }
 
 /* Sums the lanes of acc [mr][NR] into y; outputs from n_out on do not exist. */
@@ -92,24 +102,30 @@ INLINE void direct(const gemm *g, int w_kind, size_t mr, size_t r, size_t o)
 {
     vec acc[TILE];
     size_t row[NR];
+    uint32_t exponent[NR][EB / 32];
     UNROLL
     for (size_t j = 0; j < NR; j++)
         row[j] = o + j < g->n_out ? o + j : g->n_out - 1;
     UNROLL
     for (size_t i = 0; i < mr * NR; i++)
         acc[i] = v_zero();
-    for (size_t c = 0; c < g->k; c += 32) {
-        size_t n = g->k - c;
-        __m512i x[MR];
+    for (size_t c0 = 0; c0 < g->k; c0 += EB) {
+        size_t end = g->k - c0 < EB ? g->k : c0 + EB;
         UNROLL
-        for (size_t i = 0; i < mr; i++)
-            x[i] = load_pairs(g->x + (r + i) * g->x_stride + c, n);
-        UNROLL
-        for (size_t j = 0; j < NR; j++) {
-            __m512i w = load_w(g, w_kind, row[j], c, n);
+        for (size_t j = 0; j < NR; j++)
+            load_exponents(g, w_kind, row[j], c0, end - c0, exponent[j]);
+        for (size_t c = c0; c < end; c += 32) {
+            __m512i x[MR];
             UNROLL
             for (size_t i = 0; i < mr; i++)
-                acc[i * NR + j] = dot_pairs(x[i], w, acc[i * NR + j]);
+                x[i] = load_pairs(g->x + (r + i) * g->x_stride + c, end - c);
+            UNROLL
+            for (size_t j = 0; j < NR; j++) {
+                __m512i w = load_w(g, w_kind, row[j], c, end - c, exponent[j] + (c - c0) / 32);
+                UNROLL
+                for (size_t i = 0; i < mr; i++)
+                    acc[i * NR + j] = dot_pairs(x[i], w, acc[i * NR + j]);
+            }
         }
     }
     finish(g, acc, mr, r, o);
@@ -117,10 +133,15 @@ INLINE void direct(const gemm *g, int w_kind, size_t mr, size_t r, size_t o)
 
 INLINE void fill(const gemm *g, int w_kind, uint16_t *panel, size_t o, size_t c0, size_t n)
 {
-    UNROLL
     for (size_t j = 0; j < NR; j++) {
+        uint32_t exponent[EB / 32];
         for (size_t c = 0; c < n; c += 32) {
-            __m512i w = o + j < g->n_out ? load_w(g, w_kind, o + j, c0 + c, n - c) : _mm512_setzero_si512();
+            __m512i w = _mm512_setzero_si512();
+            if (o + j < g->n_out) {
+                if (c % EB == 0)
+                    load_exponents(g, w_kind, o + j, c0 + c, n - c < EB ? n - c : EB, exponent);
+                w = load_w(g, w_kind, o + j, c0 + c, n - c, exponent + c % EB / 32);
+            }
             _mm512_store_si512(panel + c * NR + j * 32, w);
         }
     }
