@@ -2,6 +2,8 @@
  * name. */
 #include "files.h"
 
+#include "cost.h"
+
 #include <yyjson.h>
 
 #define DATA K3_TEST_DATA "/config/"
@@ -88,6 +90,32 @@ static void released_config(void **state)
     assert_int_equal(c.vision.head_dim, 128);
     assert_int_equal(c.vision.n_layers, 27);
     assert_int_equal(c.vision.merge_size, 2);
+    k3i_config_done(&c);
+}
+
+/* The published sums of the released model (text-model 8.1, 8.4). */
+static void bytes_per_token(void **state)
+{
+    (void)state;
+    k3i_config c;
+    assert_int_equal(parse(NULL, NULL, &c, NULL), K3_OK);
+    k3i_cost cost = k3i_cost_of(&c);
+    assert_int_equal(cost.embedding, 14336);
+    assert_int_equal(cost.kda, 61214097408);
+    assert_int_equal(cost.kda_f32, 44160000);
+    assert_int_equal(cost.mla, 11145412608);
+    assert_int_equal(cost.norms, 8042496);
+    assert_int_equal(cost.dense, 1453326336);
+    assert_int_equal(cost.router, 1182074880);
+    assert_int_equal(cost.latent, 9454620672);
+    assert_int_equal(cost.shared, 24310185984);
+    assert_int_equal(cost.routed, 25829572608);
+    assert_int_equal(cost.head, 2348810240);
+    assert_int_equal(cost.weights, 136990317568);
+    assert_int_equal(cost.state, 868220928);
+    assert_int_equal(cost.conv, 30523392);
+    assert_int_equal(cost.latent_per_token, 27648);
+    assert_int_equal(cost.all_weights, 1559965606912);
     k3i_config_done(&c);
 }
 
@@ -542,11 +570,12 @@ static void draft_aliases(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(released_config),          cmocka_unit_test(flat_config),
-        cmocka_unit_test(each_field_wrong_once),    cmocka_unit_test(variations),
-        cmocka_unit_test(quantization_at_the_top),  cmocka_unit_test(layer_lists),
-        cmocka_unit_test(texts_that_are_no_config), cmocka_unit_test(published_drafts),
-        cmocka_unit_test(draft_fields_wrong_once),  cmocka_unit_test(draft_aliases),
+        cmocka_unit_test(released_config),  cmocka_unit_test(flat_config),
+        cmocka_unit_test(bytes_per_token),  cmocka_unit_test(each_field_wrong_once),
+        cmocka_unit_test(variations),       cmocka_unit_test(quantization_at_the_top),
+        cmocka_unit_test(layer_lists),      cmocka_unit_test(texts_that_are_no_config),
+        cmocka_unit_test(published_drafts), cmocka_unit_test(draft_fields_wrong_once),
+        cmocka_unit_test(draft_aliases),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,74 @@
+/* args.h: commands and their options, from commands.def and options.def. */
+#ifndef K3I_ARGS_H
+#define K3I_ARGS_H
+
+#include "err.h"
+
+#include <stdbool.h>
+
+/* Exit codes of the program. */
+enum { K3I_EXIT_OK = 0, K3I_EXIT_FAILED = 1, K3I_EXIT_USAGE = 2 };
+
+typedef enum {
+    K3I_OPT_STRING,
+    K3I_OPT_FLAG,
+    K3I_OPT_INT,
+    K3I_OPT_REAL,
+    K3I_OPT_CHOICE
+} k3i_opt_kind;
+
+typedef struct {
+    const char *command;
+    char short_name; /* 0: none */
+    const char *name;
+    k3i_opt_kind kind;
+    const char *accepts, *metavar, *initial, *help;
+} k3i_option;
+
+/* All options, in the order of options.def; ends with command NULL. */
+extern const k3i_option k3i_options_table[];
+
+#define K3I_ARGS_MAX 64 /* options of one command */
+
+/* The values given on one command line. Strings belong to argv. */
+typedef struct {
+    const char *command;
+    size_t n;
+    const k3i_option *option[K3I_ARGS_MAX]; /* those of the command */
+    const char *value[K3I_ARGS_MAX];        /* as text; NULL: not given */
+    const char *operand;                    /* the one of `help`, else NULL */
+} k3i_args;
+
+typedef struct {
+    const char *name, *summary;
+    int (*run)(const k3i_args *args); /* returns an exit code */
+} k3i_command;
+
+/* All commands; ends with name NULL. */
+extern const k3i_command k3i_commands[];
+
+#define COMMAND(name, summary) int k3i_cmd_##name(const k3i_args *args);
+#include "commands.def"
+#undef COMMAND
+
+/* Parses argv[0..argc), the words behind the command. Unknown options, values out of range,
+ * repeated options and stray words are errors (K3_E_OPTION). */
+k3_status k3i_args_parse(const char *command, int argc, char **argv, k3i_args *ret, k3i_err *err);
+
+/* Values by long name, the default where none was given. The name must be one of the command's. */
+const char *k3i_arg_text(const k3i_args *args, const char *name); /* NULL without a default */
+int64_t k3i_arg_int(const k3i_args *args, const char *name);
+double k3i_arg_real(const k3i_args *args, const char *name);
+bool k3i_arg_given(const k3i_args *args, const char *name); /* also the value of a flag */
+
+/* Prints the usage and the options of a command to standard output. */
+void k3i_args_help(const char *command);
+
+/* Refuses unknown K3_* variables. */
+k3_status k3i_env_check(k3i_err *err);
+
+/* "k3 COMMAND: text" to standard error; returns K3I_EXIT_USAGE for K3_E_OPTION, else
+ * K3I_EXIT_FAILED. */
+int k3i_report(const k3i_args *args, const k3i_err *err);
+
+#endif

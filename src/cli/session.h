@@ -1,0 +1,38 @@
+/* session.h: one engine with one sequence: what run, logits and bench drive. */
+#ifndef K3I_CLI_SESSION_H
+#define K3I_CLI_SESSION_H
+
+#include "args.h"
+
+#include <stddef.h>
+
+typedef struct {
+    k3_engine *engine;
+    k3_info info;
+    int32_t *table; /* [n_blocks] all pages but the reserved one */
+    int32_t n_blocks;
+    int32_t n_ctx; /* tokens committed */
+    bool started;  /* the slot holds the sequence */
+} k3i_session;
+
+/* Opens --model with --threads, --mode and --isa (or K3_ISA) for a sequence of at most max_len
+ * tokens, computed at most `chunk` at a time. Close with k3i_session_close also after errors
+ * (zero-initialise first). */
+k3_status k3i_session_open(const k3i_args *args, int32_t max_len, int32_t chunk, k3i_session *ret,
+                           k3i_err *err);
+void k3i_session_close(k3i_session *s);
+
+/* Computes ids[0..n) behind what is there, n <= chunk. logits: [n, vocab_size] with all_rows, else
+ * [vocab_size] of the last one; NULL if none is wanted. */
+k3_status k3i_session_forward(k3i_session *s, const int32_t *ids, int32_t n, bool all_rows,
+                              float *logits, k3i_err *err);
+
+/* Forgets the sequence; the next forward starts a new one. */
+k3_status k3i_session_restart(k3i_session *s, k3i_err *err);
+
+/* The whole prompt in chunks, with a progress bar on a terminal; logits [vocab_size] of its last
+ * token. */
+k3_status k3i_session_prefill(k3i_session *s, const int32_t *ids, size_t n, int32_t chunk,
+                              float *logits, k3i_err *err);
+
+#endif
