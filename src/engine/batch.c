@@ -4,7 +4,7 @@
 #include "engine.h"
 
 /* A block's mark: epoch of the batch << 32 | use << 16 | request. */
-enum { USE_WRITTEN = 1, USE_READ = 2, USE_RESTORED = 3, USE_SNAPSHOT = 4 };
+enum { USE_WRITTEN = 1, USE_READ = 2, USE_RESTORED = 3, USE_SNAPSHOT = 4, USE_COMMIT = 5 };
 
 static uint64_t mark_of(const k3_engine *e, uint64_t use, int32_t req)
 {
@@ -173,19 +173,23 @@ static k3_status mark_restored(k3_engine *e, const k3_batch *b, int32_t r)
     return K3_OK;
 }
 
-/* Pages of snapshot s: nothing else in this batch may touch them. */
-static k3_status mark_snapshot(k3_engine *e, const int32_t *blocks, int32_t s)
+/* Pages of snapshot s. In the batch (use SNAPSHOT) nothing else may touch them; at commit (use COMMIT) the
+ * restores are done and the batch's snapshots may be given up, but its tables are still in use. */
+static k3_status mark_snapshot(k3_engine *e, const int32_t *blocks, int32_t s, uint64_t use)
 {
     for (size_t i = 0; i < e->kv.shape.snapshot_blocks; i++) {
         k3_status st = check_id(e, blocks[i], "snapshot", s);
-        if (st == K3_OK && use_of(e, blocks[i]) != 0)
+        uint64_t before = st == K3_OK ? use_of(e, blocks[i]) : 0;
+        if (use == USE_COMMIT && (before == USE_RESTORED || before == USE_SNAPSHOT))
+            before = 0;
+        if (before != 0)
             st = used_twice(e, blocks[i], "snapshot", s);
         if (st != K3_OK) {
             while (i-- > 0)
                 e->kv.mark[blocks[i]] = 0;
             return st;
         }
-        e->kv.mark[blocks[i]] = mark_of(e, USE_SNAPSHOT, s & 0xffff);
+        e->kv.mark[blocks[i]] = mark_of(e, use, s & 0xffff);
     }
     return K3_OK;
 }
@@ -200,7 +204,8 @@ static k3_status check_snapshots(k3_engine *e, const k3_batch *b)
         if (pos <= b->ctx_len[r] || pos > last)
             return k3i_fail(&e->err, K3_E_ARG, "snapshot %d: position %d, request %d has final rows to %d..%d",
                             s, pos, r, b->ctx_len[r] + 1, last);
-        k3_status st = mark_snapshot(e, b->snap_block + (size_t)s * e->kv.shape.snapshot_blocks, s);
+        k3_status st = mark_snapshot(e, b->snap_block + (size_t)s * e->kv.shape.snapshot_blocks, s,
+                                     USE_SNAPSHOT);
         if (st != K3_OK)
             return st;
     }
@@ -323,7 +328,7 @@ static k3_status check_commit_snapshot(k3_engine *e, const k3_commit_args *a, in
         (a->snap_pos[s] < 0 || (size_t)a->snap_pos[s] < first || (size_t)a->snap_pos[s] > last))
         return k3i_fail(&e->err, K3_E_ARG, "snapshot %d: position %d, request %d commits %zu..%zu", s,
                         a->snap_pos[s], r, first, last);
-    return mark_snapshot(e, a->snap_block + (size_t)s * e->kv.shape.snapshot_blocks, s);
+    return mark_snapshot(e, a->snap_block + (size_t)s * e->kv.shape.snapshot_blocks, s, USE_COMMIT);
 }
 
 k3_status k3i_commit_check(k3_engine *e, const k3_commit_args *a)

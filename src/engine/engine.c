@@ -75,7 +75,10 @@ static k3_status open_run(k3_engine *e, k3i_err *err)
     run->n_members = o->threads;
     run->bf16 = o->bf16;
     run->act_bytes = o->bf16 ? sizeof(k3i_bf16) : sizeof(float);
-    return K3_OK;
+    if (!e->target.config.has_vision)
+        return K3_OK;
+    return k3i_vision_init(&e->vision, &e->target.config.vision, &e->target.vision, run->op, run->team,
+                           o->bf16, err);
 }
 
 static k3_status open_step(k3_engine *e, k3i_err *err)
@@ -137,6 +140,7 @@ void k3_close(k3_engine *e)
     k3i_images_done(&e->images);
     k3i_draft_close(&e->draft);
     k3i_text_done(&e->text);
+    k3i_vision_done(&e->vision);
     k3i_team_free(e->run.team);
     k3i_target_done(&e->target);
     k3i_free(e->seq);
@@ -178,6 +182,9 @@ k3_status k3_query(const k3_engine *e, k3_info *ret)
         .max_model_len = (int32_t)o->max_model_len,
         .max_num_seqs = (int32_t)o->max_num_seqs,
         .max_num_batched_tokens = (int32_t)o->max_num_batched_tokens,
+        .has_vision = c->has_vision,
+        .image_patch_size = c->has_vision ? (int32_t)c->vision.patch_size : 0,
+        .image_merge_size = c->has_vision ? (int32_t)c->vision.merge_size : 0,
         .draft_layers = (int32_t)k3i_draft_layers(e),
         .draft_tokens = has_draft ? (int32_t)o->num_speculative_tokens : 0,
         .draft_mask_id = has_draft ? e->draft.files.config.mask_token_id : -1,

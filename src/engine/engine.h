@@ -7,6 +7,7 @@
 
 #include "dspark.h"
 #include "text.h"
+#include "vision.h"
 
 typedef struct {
     char *model, *draft, *isa;
@@ -108,6 +109,7 @@ struct k3_engine {
     k3i_target target;
     k3i_run run;
     k3i_text text;
+    k3i_vision vision; /* if target.config.has_vision */
     k3i_kv kv;
     k3i_images images;
     k3i_draft draft;
