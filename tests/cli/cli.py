@@ -1,0 +1,41 @@
+"""What the black-box tests of the program share: running it, and where the synthetic checkpoints lie."""
+import os
+import struct
+import subprocess
+import sys
+import unittest
+
+K3 = os.environ.pop("TEST_K3_PROGRAM")
+MODELS = os.environ.pop("TEST_K3_MODELS")
+DATA = os.environ.pop("TEST_K3_DATA")
+
+
+def run(*args, stdin=b"", env=None, ok=True):
+    """(stdout, stderr) as bytes of `k3 args`; fails the test on another exit code than expected."""
+    full = {k: v for k, v in os.environ.items() if not k.startswith("K3_")}
+    full.update(env or {})
+    p = subprocess.run([K3, *map(str, args)], input=stdin, capture_output=True, env=full, timeout=300)
+    if ok and p.returncode != 0:
+        raise AssertionError(f"k3 {' '.join(map(str, args))}: exit {p.returncode}: {p.stderr.decode()}")
+    if not ok and p.returncode not in (1, 2):
+        raise AssertionError(f"k3 {' '.join(map(str, args))}: exit {p.returncode}, 1 or 2 expected")
+    return p.stdout, p.stderr
+
+
+def refused(*args, word, **kw):
+    """The call fails, prints nothing but one line on stderr, and names `word`."""
+    out, err = run(*args, ok=False, **kw)
+    if out != b"" or err.count(b"\n") != 1 or word.encode() not in err:
+        raise AssertionError(f"k3 {' '.join(map(str, args))}: stdout {out!r}, stderr {err!r}, expected '{word}'")
+
+
+def model(name):
+    return os.path.join(MODELS, name)
+
+
+def floats(blob):
+    return struct.unpack(f"<{len(blob) // 4}f", blob)
+
+
+def main():
+    unittest.main(argv=[sys.argv[0]])

@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""The program from outside: golden answers, equality under every option that must not matter, refusals."""
+import json
+import os
+import tempfile
+import unittest
+
+import cli
+from cli import floats, model, refused, run
+
+# Prompt and answers of golden model A (text model 7.1, 7.3), given as in its definition.
+MASK = (1 << 64) - 1
+
+
+def golden_prompt(vocab, n=80):
+    h = 0xCBF29CE484222325
+    for b in b"prompt":
+        h = ((h ^ b) * 0x100000001B3) & MASK
+    ids = []
+    for i in range(1, n + 1):
+        z = (h + i * 0x9E3779B97F4A7C15) & MASK
+        z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & MASK
+        z = ((z ^ z >> 27) * 0x94D049BB133111EB) & MASK
+        ids.append((z ^ z >> 31) % vocab)
+    return ids
+
+
+GREEDY = {"A": [226, 237, 77, 105, 65, 284, 217, 57, 61, 77, 227, 288, 195, 195, 231, 127],
+          "B": [376, 358, 191, 28, 70, 22, 346, 264, 212, 340, 249, 257, 102, 368, 319, 232]}
+LOGITS = {"A": {0: [-1.448694, 0.114559, 4.313544, 3.265646], 79: [1.112265, 0.141947, -2.210398, -1.334069]},
+          "B": {0: [0.662944, 0.782148, -3.414977, -0.063343], 79: [-0.463827, -1.039049, 2.839223, -1.980993]}}
+VOCAB = {"A": 320, "B": 384}
+
+
+def text_ids(ids):
+    return ",".join(map(str, ids))
+
+
+class Golden(unittest.TestCase):
+    def test_prompt_is_the_published_one(self):
+        self.assertEqual(golden_prompt(320)[:8], [237, 9, 264, 122, 94, 30, 40, 91])
+        self.assertEqual(golden_prompt(384)[:8], [45, 73, 328, 186, 286, 158, 168, 155])
+
+    def test_greedy(self):
+        for name, want in GREEDY.items():
+            out, _ = run("run", "-m", model(name), "--ids", text_ids(golden_prompt(VOCAB[name])), "-n", 16,
+                         "--mode", "f32", "--output-ids")
+            self.assertEqual(out.decode(), " ".join(map(str, want)) + "\n")
+
+    def test_logits(self):
+        for name, rows in LOGITS.items():
+            ids, vocab = golden_prompt(VOCAB[name]), VOCAB[name]
+            out, _ = run("logits", "-m", model(name), "--ids", text_ids(ids), "--mode", "f32", "-o", "-")
+            self.assertEqual(len(out), 4 * 80 * vocab)
+            got = floats(out)
+            for t, want in rows.items():
+                for i, x in enumerate(want):
+                    self.assertLess(abs(got[t * vocab + i] - x), 1e-4 * 5, (name, t, i))
+
+
+class SameAnswer(unittest.TestCase):
+    def test_chunks_threads(self):
+        ids = text_ids(golden_prompt(320))
+        for mode in ("f32", "bf16"):
+            want, _ = run("logits", "-m", model("A"), "--ids", ids, "--mode", mode, "-o", "-", "--threads", 1)
+            for chunk, threads in ((1, 1), (7, 2), (70, 3)):
+                got, _ = run("logits", "-m", model("A"), "--ids", ids, "--mode", mode, "-o", "-", "--chunk", chunk,
+                             "--threads", threads)
+                self.assertEqual(got, want, (mode, chunk, threads))
+
+    def test_sampling_is_seeded(self):
+        args = ("run", "-m", model("A"), "--ids", "5,6,7", "-n", 12, "--output-ids", "--temperature", "0.9")
+        one, _ = run(*args, "--seed", 1)
+        self.assertEqual(run(*args, "--seed", 1, "--chunk", 1, "--threads", 2)[0], one)
+        self.assertNotEqual(run(*args, "--seed", 2)[0], one)
+        # The most probable token alone is the greedy answer.
+        greedy, _ = run("run", "-m", model("A"), "--ids", "5,6,7", "-n", 12, "--output-ids")
+        self.assertEqual(run(*args, "--top-k", 1)[0], greedy)
+        self.assertEqual(run(*args, "--top-p", "1e-6")[0], greedy)
+
+    def test_isa_from_option_and_environment(self):
+        args = ("logits", "-m", model("A"), "--ids", "1,2,3", "-o", "-")
+        want, _ = run(*args, "--isa", "ref")
+        self.assertEqual(run(*args, env={"K3_ISA": "ref"})[0], want)
+        self.assertEqual(run(*args, "--isa", "ref", env={"K3_ISA": "nonsense"})[0], want)
+
+
+class Info(unittest.TestCase):
+    def test_json(self):
+        out, err = run("info", "-m", model("A"), "--json", "--max-num-seqs", 3, "--max-model-len", 1000)
+        self.assertEqual(err, b"")
+        x = json.loads(out)
+        self.assertEqual(x["config"]["kda_layers"], 6)
+        self.assertEqual(x["config"]["mla_layers"], 3)
+        self.assertEqual(x["tensors"]["count"], 1002)
+        self.assertEqual(x["tensors"]["bytes"], os.path.getsize(model("A") + "/model.safetensors") - 8
+                         - int.from_bytes(open(model("A") + "/model.safetensors", "rb").read(8), "little"))
+        self.assertEqual(x["plan"]["max_num_seqs"], 3)
+        self.assertEqual(x["plan"]["max_model_len"], 1000)
+        self.assertEqual(x["plan"]["blocks"], 1 + 3 * 16)
+
+    def test_text_has_the_same(self):
+        out, _ = run("info", "-m", model("tiny"))
+        for word in (b"vision tower", b"routed experts", b"Memory plan"):
+            self.assertIn(word, out)
+
+
+class Tokenizer(unittest.TestCase):
+    tok = os.path.join(cli.DATA, "tokenizer")
+
+    def test_round_trip(self):
+        for text in ("Hello, 123 world\n", "\u4f60\u597d \U0001f600 e\u0301", " a\tb\r\n\r\n", ""):
+            ids, _ = run("tokenize", "-m", self.tok, stdin=text.encode())
+            self.assertEqual(run("detokenize", "-m", self.tok, stdin=ids)[0].decode(), text)
+
+    def test_specials(self):
+        text = b"<|end_of_msg|>"
+        plain, _ = run("tokenize", "-m", self.tok, stdin=text)
+        special, _ = run("tokenize", "-m", self.tok, "--special", stdin=text)
+        self.assertGreater(len(plain.split()), 1)
+        self.assertEqual(special, b"163586\n")
+
+    def test_bad_ids(self):
+        refused("detokenize", "-m", self.tok, stdin=b"1 2 x", word="'x'")
+        refused("detokenize", "-m", self.tok, stdin=b"-4", word="'-4'")
+        refused("detokenize", "-m", self.tok, stdin=b"99999999999", word="token id")
+        refused("detokenize", "-m", self.tok, stdin=b"163840", word="163840")
+        refused("tokenize", "-m", model("A"), word="tiktoken.model")
+
+
+class Refusals(unittest.TestCase):
+    def test_options(self):
+        a = model("A")
+        refused(word="name a command")
+        refused("frobnicate", word="frobnicate")
+        refused("help", "frobnicate", word="frobnicate")
+        refused("info", word="--model")
+        refused("info", "-m", a, "extra", word="extra")
+        refused("info", "-m", a, "--jsno", word="--jsno")
+        refused("info", "-m", a, "--json=1", word="--json")
+        refused("info", "-m", a, "-m", a, word="twice")
+        refused("info", "-m", word="needs a value")
+        refused("info", "-m", "", word="empty")
+        refused("info", "-m", a, "--max-num-seqs", 0, word="max-num-seqs")
+        refused("run", "-m", a, word="exactly one")
+        refused("run", "-m", a, "--ids", "1", "-p", "x", word="exactly one")
+        refused("run", "-m", a, "--ids", "1,,x", "--output-ids", word="'x'")
+        refused("run", "-m", a, "--ids", ",", "--output-ids", word="no token")
+        refused("run", "-m", a, "--ids", "320", "--output-ids", word="320")
+        refused("run", "-m", a, "--ids", "1", word="tiktoken.model")
+        refused("run", "-m", a, "--ids", "1", "--output-ids", "--seed", 4, word="--seed")
+        refused("run", "-m", a, "--ids", "1", "--output-ids", "--mode", "fp8", word="bf16|f32")
+        refused("run", "-m", a, "--ids", "1", "--output-ids", "--mode", "bf", word="bf16|f32")
+        refused("run", "-m", a, "--ids", "1", "--output-ids", "--temperature", "nan", word="temperature")
+        refused("run", "-m", a, "--ids", "1", "--output-ids", "-n", "2x", word="max-tokens")
+        refused("run", "-m", a, "--ids", "1", "--output-ids", "-n", "2147483647", word="token")
+        refused("run", "-m", a, "--ids", "1", "--output-ids", env={"K3_ISA": "sse9"}, word="sse9")
+        refused("run", "-m", a, "--prompt-file", "/nonexistent", word="tiktoken.model")
+        refused("logits", "-m", a, "--ids", "1", "-o", "/nonexistent/x", word="/nonexistent/x")
+        refused("logits", "-m", a, "--ids", "1", "-o", "/dev/full", word="/dev/full")
+        refused("logits", "-m", a, "--ids", "1", "--threads", "-1", "-o", "-", word="threads")
+
+    def test_environment(self):
+        refused("info", "-m", model("A"), env={"K3_ISSA": "ref"}, word="K3_ISSA")
+
+    def test_missing_and_damaged(self):
+        refused("info", "-m", "/nonexistent", word="/nonexistent/config.json")
+        with tempfile.TemporaryDirectory() as d:
+            for name in os.listdir(model("A")):
+                with open(os.path.join(model("A"), name), "rb") as f, open(os.path.join(d, name), "wb") as g:
+                    blob = f.read()
+                    g.write(blob[:-5] if name.endswith(".safetensors") else blob)
+            for command in (("info",), ("run", "--ids", "1", "--output-ids"), ("logits", "--ids", "1", "-o", "-")):
+                refused(command[0], "-m", d, *command[1:], word="model.safetensors")
+
+
+class Help(unittest.TestCase):
+    def test_every_command_is_explained(self):
+        out, _ = run("help")
+        commands = [line.split()[0] for line in out.decode().splitlines()
+                    if line.startswith("  ") and not line.startswith("  K3_")]
+        self.assertIn("run", commands)
+        for command in commands:
+            text, _ = run("help", command)
+            self.assertTrue(text.startswith(f"k3 {command} - ".encode()))
+            self.assertEqual(run(command, "--help")[0].splitlines()[0], text.splitlines()[0])
+
+    def test_version(self):
+        self.assertRegex(run("--version")[0].decode(), r"^k3 \d+\.\d+\.\d+ \(ABI \d+\)\n$")
+
+    def test_nothing_on_stderr_when_piped(self):
+        self.assertEqual(run("run", "-m", model("A"), "--ids", text_ids(golden_prompt(320)), "-n", 2, "--output-ids",
+                             "--chunk", 8)[1], b"")
+
+
+if __name__ == "__main__":
+    cli.main()
