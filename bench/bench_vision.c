@@ -97,11 +97,11 @@ int main(int argc, char **argv)
         pixels[i] = k3i_round_bf16((float)(i % 511) / 255.0f - 1.0f);
     const char *peak_name;
     double peak = k3b_peak_flops(team, op->isa, &peak_name);
-    k3i_vision_item item = {pixels, 1, h, w};
+    k3i_vision_item item = {.pixels = pixels, .t = 1, .h = h, .w = w, .rows = rows};
     double from = k3b_now(), seconds;
     if (pixels == NULL || rows == NULL ||
         k3i_vision_init(&v, &c, &wt, op, team, bf16, &err) != K3_OK ||
-        k3i_vision_encode(&v, &item, 1, rows, show_progress, NULL, &err) != K3_OK) {
+        k3i_vision_encode(&v, &item, 1, show_progress, NULL, &err) != K3_OK) {
         fprintf(stderr, "bench_vision: %s\n", err.text);
         return 1;
     }

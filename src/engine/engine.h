@@ -76,9 +76,6 @@ typedef struct {
 } k3i_images;
 
 const k3i_image *k3i_images_find(const k3i_images *im, uint64_t key);
-/* Takes `rows` over (k3i_free) on success. K3_E_LIMIT beyond the budget, K3_E_NOMEM. */
-k3_status k3i_images_add(k3i_images *im, uint64_t budget, uint64_t key, float *rows, size_t n_rows,
-                         size_t hidden, k3i_err *err);
 void k3i_images_done(k3i_images *im);
 
 /* The draft, if one was opened. */

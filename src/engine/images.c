@@ -1,4 +1,5 @@
-/* images.c: encoded images by key, within a byte budget. The host decides what is freed. */
+/* images.c: pictures are encoded in batches and their rows kept by key, within a byte budget. Nothing is
+ * dropped by itself: the host decides what is freed. A call keeps all of its pictures or none. */
 #include "engine.h"
 
 #include <string.h>
@@ -12,28 +13,6 @@ const k3i_image *k3i_images_find(const k3i_images *im, uint64_t key)
     return NULL;
 }
 
-k3_status k3i_images_add(k3i_images *im, uint64_t budget, uint64_t key, float *rows, size_t n_rows,
-                         size_t hidden, k3i_err *err)
-{
-    uint64_t bytes = n_rows * hidden * sizeof *rows;
-    if (bytes > budget || im->bytes > budget - bytes)
-        return k3i_fail(err, K3_E_LIMIT,
-                        "an image of %llu bytes beside %llu held ones exceeds image_cache_bytes %llu",
-                        (unsigned long long)bytes, (unsigned long long)im->bytes,
-                        (unsigned long long)budget);
-    if (im->n == im->cap) {
-        size_t cap = im->cap == 0 ? 16 : 2 * im->cap;
-        k3i_image *list = k3i_realloc(im->list, cap * sizeof *list);
-        if (list == NULL)
-            return k3i_fail(err, K3_E_NOMEM, "no memory for a list of %zu images", cap);
-        im->list = list;
-        im->cap = cap;
-    }
-    im->list[im->n++] = (k3i_image){.key = key, .n_rows = n_rows, .rows = rows};
-    im->bytes += bytes;
-    return K3_OK;
-}
-
 void k3i_images_done(k3i_images *im)
 {
     for (size_t i = 0; i < im->n; i++)
@@ -42,103 +21,181 @@ void k3i_images_done(k3i_images *im)
     *im = (k3i_images){0};
 }
 
-/* Checks image i of a call; *ret_rows: rows it will give, 0 if its key is present or came before. */
-static k3_status check_image(k3_engine *e, const k3_image *images, int32_t i, size_t *ret_rows)
+/* ---- encoding ---------------------------------------------------------------------------------- */
+
+/* Patches that the tower takes at once: enough to read the weights seldom, few enough to bound memory. One
+ * picture may be larger. */
+#define BATCH_PATCHES 16384
+
+/* Pictures from this size on report progress. */
+#define LARGE_PATCHES 4096
+
+static k3_status check_image(k3_engine *e, const k3_image *im)
 {
-    const k3i_vision_config *vis = &e->target.config.vision;
-    const k3_image *im = &images[i];
-    *ret_rows = 0;
-    if (im->grid_t != 1 || im->grid_h < 1 || im->grid_w < 1 || im->pixels == NULL ||
-        (int64_t)im->grid_h * im->grid_w != im->n_patches)
-        return k3i_fail(&e->err, K3_E_ARG, "image %d: %d patches in a grid of %d x %d x %d", i,
-                        im->n_patches, im->grid_t, im->grid_h, im->grid_w);
-    size_t h = (size_t)im->grid_h, w = (size_t)im->grid_w;
-    k3_status st = k3i_vision_check(vis, 1, h, w, &e->err);
+    unsigned long long key = im->key;
+    const k3i_vision_config *c = &e->target.config.vision;
+    if (im->grid_t > 1)
+        return k3i_fail(&e->err, K3_E_UNSUPPORTED,
+                        "image %llu: grid_t is %d: video is not supported, because the prompt format of "
+                        "Kimi-K3 for it is not published",
+                        key, im->grid_t);
+    if (im->grid_t != 1 || im->grid_h < 1 || im->grid_w < 1)
+        return k3i_fail(&e->err, K3_E_ARG, "image %llu: a grid of %d x %d x %d", key, im->grid_t,
+                        im->grid_h, im->grid_w);
+    k3_status st = k3i_vision_check(c, 1, (size_t)im->grid_h, (size_t)im->grid_w, &e->err);
     if (st != K3_OK)
-        return k3i_err_prefix(&e->err, "image %d", i);
-    for (int32_t k = 0; k < i; k++) {
-        if (images[k].key == im->key)
-            return K3_OK;
-    }
-    if (k3i_images_find(&e->images, im->key) == NULL)
-        *ret_rows = k3i_vision_rows(vis, h, w);
+        return k3i_err_prefix(&e->err, "image %llu", key);
+    if (im->n_patches != im->grid_h * im->grid_w)
+        return k3i_fail(&e->err, K3_E_ARG, "image %llu: n_patches is %d, the grid %d x %d", key,
+                        im->n_patches, im->grid_h, im->grid_w);
+    int finite = 0;
+    if (im->pixels != NULL)
+        e->run.op->all_finite(&finite, im->pixels,
+                              (size_t)im->n_patches * 3 * c->patch_size * c->patch_size);
+    if (!finite)
+        return k3i_fail(&e->err, K3_E_ARG, "image %llu: pixels is NULL or holds a value that is not finite",
+                        key);
     return K3_OK;
 }
 
-/* Encodes items[0..n) and files them under their keys. `rows_of` are their row counts. */
-static k3_status encode(k3_engine *e, const k3i_vision_item *items, const uint64_t *keys,
-                        const size_t *rows_of, size_t n)
+static size_t rows_of(const k3_engine *e, const k3_image *im)
 {
-    size_t H = e->target.config.hidden_size, total = 0;
-    for (size_t i = 0; i < n; i++)
-        total += rows_of[i];
-    float *all = k3i_alloc_array(total, H * sizeof *all);
-    if (all == NULL)
-        return k3i_fail(&e->err, K3_E_NOMEM, "no memory for %zu image rows", total);
-    k3_status st = k3i_vision_encode(&e->vision, items, n, all, NULL, NULL, &e->err);
-    const float *from = all;
-    size_t n_added = 0;
-    for (size_t i = 0; st == K3_OK && i < n; i++, from += rows_of[i - 1] * H) {
-        float *rows = k3i_alloc_array(rows_of[i], H * sizeof *rows);
-        if (rows == NULL) {
-            st = k3i_fail(&e->err, K3_E_NOMEM, "no memory for %zu image rows", rows_of[i]);
-            break;
-        }
-        memcpy(rows, from, rows_of[i] * H * sizeof *rows);
-        st = k3i_images_add(&e->images, e->opt.image_cache_bytes, keys[i], rows, rows_of[i], H, &e->err);
-        n_added += st == K3_OK;
-        if (st != K3_OK)
-            k3i_free(rows);
+    return k3i_vision_rows(&e->target.config.vision, (size_t)im->grid_h, (size_t)im->grid_w);
+}
+
+/* What one call encodes: pictures that are not held yet, each key once. */
+typedef struct {
+    k3i_vision_item *item; /* [n]; their rows are owned until they are in the list */
+    uint64_t *key;         /* [n] */
+    size_t n;
+} work;
+
+static void work_done(work *w)
+{
+    for (size_t i = 0; w->item != NULL && i < w->n; i++)
+        k3i_free(w->item[i].rows);
+    k3i_free(w->item);
+    k3i_free(w->key);
+}
+
+static bool is_listed(const work *w, uint64_t key)
+{
+    for (size_t i = 0; i < w->n; i++) {
+        if (w->key[i] == key)
+            return true;
     }
-    for (size_t i = 0; st != K3_OK && i < n_added; i++)
-        k3_free_image(e, keys[i]);
-    k3i_free(all);
-    return st;
+    return false;
+}
+
+/* Checks everything, and takes all the memory that keeping the rows will need. */
+static k3_status plan(k3_engine *e, size_t n_images, const k3_image *images, work *w)
+{
+    size_t row_bytes = e->target.config.hidden_size * sizeof(float);
+    uint64_t bytes = e->images.bytes;
+    w->item = k3i_alloc_array(n_images, sizeof *w->item);
+    w->key = k3i_alloc_array(n_images, sizeof *w->key);
+    if (w->item == NULL || w->key == NULL)
+        return k3i_fail(&e->err, K3_E_NOMEM, "no memory for a list of %zu images", n_images);
+    for (size_t i = 0; i < n_images; i++) {
+        const k3_image *im = &images[i];
+        k3_status st = check_image(e, im);
+        if (st != K3_OK)
+            return st;
+        if (k3i_images_find(&e->images, im->key) != NULL || is_listed(w, im->key))
+            continue;
+        uint64_t more = rows_of(e, im) * row_bytes;
+        if (more > e->opt.image_cache_bytes || bytes > e->opt.image_cache_bytes - more)
+            return k3i_fail(&e->err, K3_E_LIMIT,
+                            "image %llu: its %llu bytes beside %llu held ones exceed image_cache_bytes %llu",
+                            (unsigned long long)im->key, (unsigned long long)more,
+                            (unsigned long long)bytes, (unsigned long long)e->opt.image_cache_bytes);
+        bytes += more;
+        float *rows = k3i_alloc_array(rows_of(e, im), row_bytes);
+        if (rows == NULL)
+            return k3i_fail(&e->err, K3_E_NOMEM, "no memory for the %zu rows of an image",
+                            rows_of(e, im));
+        w->key[w->n] = im->key;
+        w->item[w->n++] = (k3i_vision_item){.pixels = im->pixels, .t = 1, .h = (size_t)im->grid_h,
+                                            .w = (size_t)im->grid_w, .rows = rows};
+    }
+    size_t cap = e->images.n + w->n; /* of the list */
+    k3i_image *list = cap <= e->images.cap ? e->images.list
+                                           : k3i_realloc(e->images.list, 2 * cap * sizeof *list);
+    if (list == NULL && cap > 0)
+        return k3i_fail(&e->err, K3_E_NOMEM, "no memory for a list of %zu images", cap);
+    e->images.cap = cap <= e->images.cap ? e->images.cap : 2 * cap;
+    e->images.list = list;
+    return K3_OK;
+}
+
+static void show_progress(void *user, size_t done, size_t total)
+{
+    if (done % 4 == 0 || done == total)
+        k3i_log(user, 2, "encoding pictures: step %zu of %zu", done, total);
+}
+
+static k3_status compute(k3_engine *e, const work *w)
+{
+    size_t hidden = e->target.config.hidden_size;
+    for (size_t from = 0, to; from < w->n; from = to) {
+        size_t patches = 0;
+        for (to = from; to < w->n; to++) {
+            size_t n = w->item[to].h * w->item[to].w;
+            if (to > from && patches + n > BATCH_PATCHES)
+                break;
+            patches += n;
+        }
+        k3_status st = k3i_vision_encode(&e->vision, w->item + from, to - from,
+                                         patches >= LARGE_PATCHES ? show_progress : NULL, e, &e->err);
+        if (st != K3_OK)
+            return st;
+    }
+    for (size_t i = 0; i < w->n; i++) {
+        int finite;
+        size_t n = k3i_vision_rows(&e->target.config.vision, w->item[i].h, w->item[i].w);
+        e->run.op->all_finite(&finite, w->item[i].rows, n * hidden);
+        if (!finite)
+            return k3i_fail(&e->err, K3_E_NONFINITE, "image %llu: a row is not finite",
+                            (unsigned long long)w->key[i]);
+    }
+    return K3_OK;
+}
+
+/* Moves the rows into the list, for which `plan` has made room. */
+static void keep(k3_engine *e, work *w)
+{
+    for (size_t i = 0; i < w->n; i++) {
+        size_t n = k3i_vision_rows(&e->target.config.vision, w->item[i].h, w->item[i].w);
+        e->images.list[e->images.n++] =
+            (k3i_image){.key = w->key[i], .n_rows = n, .rows = w->item[i].rows};
+        e->images.bytes += n * e->target.config.hidden_size * sizeof(float);
+        w->item[i].rows = NULL;
+        e->stats.images++;
+    }
 }
 
 k3_status k3_encode_image(k3_engine *e, int32_t n_images, const k3_image *images)
 {
-    size_t n = 0, total = 0, room = n_images > 0 ? (size_t)n_images : 0;
     if (e == NULL)
         return K3_E_ARG;
     if (!e->target.config.has_vision)
-        return k3i_fail(&e->err, K3_E_UNSUPPORTED, "this model has no vision tower");
+        return k3i_fail(&e->err, K3_E_UNSUPPORTED, "this model does not accept image input");
     if (n_images < 0 || (n_images > 0 && images == NULL))
         return k3i_fail(&e->err, K3_E_ARG, "n_images is %d, or images is NULL", n_images);
     int64_t start = k3i_now_ns();
-    k3i_vision_item *items = k3i_alloc_array(room, sizeof *items);
-    uint64_t *keys = k3i_alloc_array(room, sizeof *keys);
-    size_t *rows = k3i_alloc_array(room, sizeof *rows);
-    k3_status st = K3_OK;
-    if (items == NULL || keys == NULL || rows == NULL)
-        st = k3i_fail(&e->err, K3_E_NOMEM, "no memory for %d images", n_images);
-    for (int32_t i = 0; st == K3_OK && i < n_images; i++) {
-        st = check_image(e, images, i, &rows[n]);
-        if (st != K3_OK || rows[n] == 0)
-            continue;
-        items[n] = (k3i_vision_item){.pixels = images[i].pixels,
-                                     .t = 1,
-                                     .h = (size_t)images[i].grid_h,
-                                     .w = (size_t)images[i].grid_w};
-        keys[n] = images[i].key;
-        total += rows[n++];
-    }
-    uint64_t bytes = total * e->target.config.hidden_size * sizeof(float);
-    if (st == K3_OK && (bytes > e->opt.image_cache_bytes ||
-                        e->images.bytes > e->opt.image_cache_bytes - bytes))
-        st = k3i_fail(&e->err, K3_E_LIMIT, "%zu images of %llu bytes exceed image_cache_bytes", n,
-                      (unsigned long long)bytes);
-    if (st == K3_OK && n > 0)
-        st = encode(e, items, keys, rows, n);
+    work w = {0};
+    k3_status st = plan(e, (size_t)n_images, images, &w);
+    if (st == K3_OK)
+        st = compute(e, &w);
     if (st == K3_OK) {
-        e->stats.images += (int64_t)n;
+        keep(e, &w);
         e->stats.image_ns += k3i_now_ns() - start;
     }
-    k3i_free(items);
-    k3i_free(keys);
-    k3i_free(rows);
+    work_done(&w);
     return st;
 }
+
+/* ---- rows that are held ------------------------------------------------------------------------ */
 
 k3_status k3_image_rows(k3_engine *e, uint64_t key, float *rows, int32_t cap, int32_t *ret_rows)
 {

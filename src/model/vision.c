@@ -32,7 +32,6 @@ typedef struct {
     char *q, *k, *val;  /* acts [heads, N, E] */
     char *scratch;      /* [members, scratch_bytes] */
     size_t scratch_bytes;
-    float *out;         /* [n_tokens, H] */
     size_t layer;
 } pass;
 
@@ -305,13 +304,19 @@ static void attend_member(void *arg, size_t i, size_t n)
 
 /* ---- merge and projector ------------------------------------------------------------------------ */
 
+static size_t item_of_token(const pass *p, size_t token)
+{
+    size_t item = 0;
+    while (token >= p->first_token[item + 1])
+        item++;
+    return item;
+}
+
 /* Final norm of the s x s patches of a token, averaged over frames, side by side in d->row. */
 static void merge_token(const pass *p, const desk *d, size_t token)
 {
     const k3i_vision_config *c = p->v->cfg;
-    size_t F = c->hidden_size, s = c->merge_size, item = 0;
-    while (token >= p->first_token[item + 1])
-        item++;
+    size_t F = c->hidden_size, s = c->merge_size, item = item_of_token(p, token);
     const k3i_vision_item *it = &p->items[item];
     size_t at = token - p->first_token[item];
     size_t R = at / (it->w / s), Q = at % (it->w / s);
@@ -342,8 +347,11 @@ static void project_tile(const pass *p, const desk *d, size_t from, size_t n_row
     }
     hidden_layer(p, d, p->v->w.proj0, n_row, merged, merged, true);
     product(p, d->wide, d->h, p->v->w.proj2, 0, n_row, H, merged);
-    for (size_t r = 0; r < n_row; r++)
-        norm(p, p->out + (from + r) * H, d->wide + r * H, p->v->w.post_norm, H, c->projector_eps);
+    for (size_t r = 0; r < n_row; r++) {
+        size_t item = item_of_token(p, from + r);
+        float *out = p->items[item].rows + (from + r - p->first_token[item]) * H;
+        norm(p, out, d->wide + r * H, p->v->w.post_norm, H, c->projector_eps);
+    }
 }
 
 /* ---- the batch ---------------------------------------------------------------------------------- */
@@ -395,12 +403,12 @@ static void fill_places(pass *p, const k3i_vision_config *c)
     p->n_tokens = p->first_token[p->n_items];
 }
 
-static k3_status pass_new(const k3i_vision *v, const k3i_vision_item *items, size_t n_items,
-                          float *out, pass *ret, k3i_err *err)
+static k3_status pass_new(const k3i_vision *v, const k3i_vision_item *items, size_t n_items, pass *ret,
+                          k3i_err *err)
 {
     const k3i_vision_config *c = v->cfg;
     size_t members = k3i_team_size(v->team), side = 0, per_row, E = c->head_dim;
-    pass p = {.v = v, .items = items, .n_items = n_items, .out = out};
+    pass p = {.v = v, .items = items, .n_items = n_items};
     p.act_bytes = v->bf16 ? sizeof(k3i_bf16) : sizeof(float);
     for (size_t i = 0; i < n_items; i++) {
         p.n_rows += items[i].t * items[i].h * items[i].w; /* at most pos_time * 512 * 512 each */
@@ -435,10 +443,10 @@ static k3_status pass_new(const k3i_vision *v, const k3i_vision_item *items, siz
 }
 
 k3_status k3i_vision_encode(const k3i_vision *v, const k3i_vision_item *items, size_t n_items,
-                            float *rows, k3i_progress_fn progress, void *user, k3i_err *err)
+                            k3i_progress_fn progress, void *user, k3i_err *err)
 {
     pass p;
-    k3_status st = n_items == 0 ? K3_OK : pass_new(v, items, n_items, rows, &p, err);
+    k3_status st = n_items == 0 ? K3_OK : pass_new(v, items, n_items, &p, err);
     if (st != K3_OK || n_items == 0)
         return st;
     size_t layers = v->cfg->n_layers;

@@ -37,6 +37,7 @@ void k3i_vision_done(k3i_vision *v);
 typedef struct {
     const float *pixels; /* [t h w, 3 p p] normalised */
     size_t t, h, w;      /* patches */
+    float *rows;         /* out [k3i_vision_rows, H] */
 } k3i_vision_item;
 
 /* K3_OK if the grid can be encoded: h and w multiples of s up to K3I_VISION_MAX_SIDE, 1 <= t <= pos_time.
@@ -49,9 +50,8 @@ size_t k3i_vision_rows(const k3i_vision_config *cfg, size_t h, size_t w);
 /* Called on the caller's thread between layers: `done` of `total` steps. */
 typedef void (*k3i_progress_fn)(void *user, size_t done, size_t total);
 
-/* Encodes checked items; rows [sum of their rows, H] in the order of the items. progress may be NULL.
- * Errors: K3_E_NOMEM. */
+/* Encodes checked items as one batch. progress may be NULL. Errors: K3_E_NOMEM. */
 k3_status k3i_vision_encode(const k3i_vision *v, const k3i_vision_item *items, size_t n_items,
-                            float *rows, k3i_progress_fn progress, void *user, k3i_err *err);
+                            k3i_progress_fn progress, void *user, k3i_err *err);
 
 #endif

@@ -43,10 +43,10 @@ static float patches[44 * 12];
 static void tiny_items(k3i_vision_item items[4])
 {
     fill(patches, 44 * 12, .1);
-    items[0] = (k3i_vision_item){patches, 1, 2, 4};
-    items[1] = (k3i_vision_item){patches + 8 * 12, 1, 4, 2};
-    items[2] = (k3i_vision_item){patches + 16 * 12, 1, 4, 4};
-    items[3] = (k3i_vision_item){patches + 32 * 12, 3, 2, 2};
+    items[0] = (k3i_vision_item){.pixels = patches, .t = 1, .h = 2, .w = 4};
+    items[1] = (k3i_vision_item){.pixels = patches + 8 * 12, .t = 1, .h = 4, .w = 2};
+    items[2] = (k3i_vision_item){.pixels = patches + 16 * 12, .t = 1, .h = 4, .w = 4};
+    items[3] = (k3i_vision_item){.pixels = patches + 32 * 12, .t = 3, .h = 2, .w = 2};
 }
 
 static void expect_near(float got, float want, float tol, const char *what)
@@ -103,7 +103,7 @@ static void position_table_is_resampled_bilinearly(void **state)
         const float *want;
     } cases[] = {{2, 2, 4, to2}, {3, 5, 15, to35}, {4, 4, 16, table}, {8, 8, 8, to8}};
     for (size_t c = 0; c < 4; c++) {
-        k3i_vision_item item = {NULL, 1, cases[c].h, cases[c].w};
+        k3i_vision_item item = {.t = 1, .h = cases[c].h, .w = cases[c].w};
         for (size_t i = 0; i < cases[c].n; i++) {
             k3i_place at = {0, 0, (uint16_t)(i / item.w), (uint16_t)(i % item.w)};
             float got;
@@ -111,7 +111,7 @@ static void position_table_is_resampled_bilinearly(void **state)
             expect_near(got, cases[c].want[i], 2e-6f, "position");
         }
     }
-    k3i_vision_item item = {NULL, 1, 8, 8};
+    k3i_vision_item item = {.t = 1, .h = 8, .w = 8};
     float got;
     k3i_vision_position(&v, &item, &(k3i_place){0, 0, 7, 0}, &got);
     assert_true(got == 12);
@@ -125,7 +125,7 @@ static void frames_have_a_sine_table(void **state)
     static float table[1024], row[1024];
     k3i_vision_config cfg = {.hidden_size = 1024, .pos_height = 1, .pos_width = 1, .pos_time = 4};
     k3i_vision v = {.cfg = &cfg, .w = {.pos_emb = {.f32 = table}}};
-    k3i_vision_item clip = {NULL, 2, 2, 2}, still = {NULL, 1, 2, 2};
+    k3i_vision_item clip = {.t = 2, .h = 2, .w = 2}, still = {.t = 1, .h = 2, .w = 2};
     k3i_vision_position(&v, &clip, &(k3i_place){0, 0, 0, 0}, row);
     for (int i = 0; i < 1024; i++)
         assert_true(row[i] == (i < 512 ? 0.0f : 1.0f));
@@ -209,7 +209,8 @@ static void a_batch_equals_its_items_alone(void **state)
     k3i_vision_item items[N_ODD];
     for (size_t i = 0; i < N_ODD; i++) {
         const size_t *g = odd_grid[i];
-        items[i] = (k3i_vision_item){random_pixels(g[0] * g[1] * g[2] * PATCH_ODD, i), g[0], g[1], g[2]};
+        items[i] = (k3i_vision_item){.pixels = random_pixels(g[0] * g[1] * g[2] * PATCH_ODD, i),
+                                     .t = g[0], .h = g[1], .w = g[2]};
     }
     const k3i_ops *op;
     FOR_EACH_ISA(op)
@@ -248,7 +249,7 @@ static void every_pixel_of_an_item_matters_to_it(void **state)
     const k3i_ops *op;
     assert_int_equal(k3i_ops_select(NULL, &op, NULL), K3_OK);
     float *pixels = random_pixels(36 * PATCH_ODD, 9);
-    k3i_vision_item item = {pixels, 1, 6, 6};
+    k3i_vision_item item = {.pixels = pixels, .t = 1, .h = 6, .w = 6};
     size_t n;
     float *before = encode(&t, op, 1, false, &item, 1, &n);
     pixels[35 * PATCH_ODD] += 0.5f; /* the last patch */
@@ -273,7 +274,8 @@ static void clips_use_time_and_average(void **state)
     assert_int_equal(k3i_ops_select(NULL, &op, NULL), K3_OK);
     float *pixels = random_pixels(2 * 16 * PATCH_ODD, 2);
     memcpy(pixels + 16 * PATCH_ODD, pixels, 16 * PATCH_ODD * sizeof *pixels);
-    k3i_vision_item still = {pixels, 1, 4, 4}, clip = {pixels, 2, 4, 4};
+    k3i_vision_item still = {.pixels = pixels, .t = 1, .h = 4, .w = 4};
+    k3i_vision_item clip = {.pixels = pixels, .t = 2, .h = 4, .w = 4};
     size_t n, m;
     float *a = encode(&t, op, 1, false, &still, 1, &n);
     float *b = encode(&t, op, 1, false, &clip, 1, &m);
@@ -297,7 +299,7 @@ static void bf16_mode_stays_near_f32(void **state)
     assert_int_equal(k3i_ops_select(NULL, &op, NULL), K3_OK);
     tower t = random_tower(&real, 1);
     float *pixels = random_pixels(24 * 588, 4);
-    k3i_vision_item item = {pixels, 1, 4, 6};
+    k3i_vision_item item = {.pixels = pixels, .t = 1, .h = 4, .w = 6};
     size_t n;
     float *f = encode(&t, op, 2, false, &item, 1, &n);
     float *h = encode(&t, op, 2, true, &item, 1, &n);
@@ -347,13 +349,16 @@ static void allocation_failures_are_clean(void **state)
     k3i_team *team;
     assert_int_equal(k3i_team_new(1, NULL, 0, &team, NULL), K3_OK);
     float rows[9 * 24];
+    static const size_t first[] = {0, 2, 4, 8};
+    for (size_t i = 0; i < 4; i++)
+        items[i].rows = rows + first[i] * 24;
     uint64_t k = 1;
     for (k3_status st = K3_E_NOMEM; st != K3_OK; k++) {
         k3i_vision v;
         k3i_alloc_fail_at(k);
         st = k3i_vision_init(&v, &t.cfg, &t.w, op, team, true, NULL);
         if (st == K3_OK) {
-            st = k3i_vision_encode(&v, items, 4, rows, NULL, NULL, NULL);
+            st = k3i_vision_encode(&v, items, 4, NULL, NULL, NULL);
             k3i_vision_done(&v);
         }
         k3i_alloc_fail_at(0);

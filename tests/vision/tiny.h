@@ -112,10 +112,17 @@ static inline float *encode(const tower *t, const k3i_ops *op, size_t threads, b
         n += k3i_vision_rows(&t->cfg, items[i].h, items[i].w) * t->cfg.text_hidden_size;
     }
     float *rows = k3i_alloc_array(n, sizeof *rows);
+    k3i_vision_item *all = k3i_alloc_array(n_items, sizeof *all);
+    for (size_t i = 0, at = 0; i < n_items; i++) {
+        all[i] = items[i];
+        all[i].rows = rows + at;
+        at += k3i_vision_rows(&t->cfg, items[i].h, items[i].w) * t->cfg.text_hidden_size;
+    }
     assert_int_equal(k3i_team_new(threads, NULL, 0, &team, NULL), K3_OK);
     assert_int_equal(k3i_vision_init(&v, &t->cfg, &t->w, op, team, bf16, NULL), K3_OK);
-    assert_int_equal(k3i_vision_encode(&v, items, n_items, rows, NULL, NULL, NULL), K3_OK);
+    assert_int_equal(k3i_vision_encode(&v, all, n_items, NULL, NULL, NULL), K3_OK);
     k3i_vision_done(&v);
+    k3i_free(all);
     k3i_team_free(team);
     *ret_n = n;
     return rows;
