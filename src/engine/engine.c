@@ -5,7 +5,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 /* Longest sequence unless asked otherwise: block tables stay small, and the model's own million
  * tokens would surprise nobody who sets it. */
@@ -14,13 +13,6 @@
 int32_t k3_abi_version(void)
 {
     return K3_ABI_VERSION;
-}
-
-int64_t k3i_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 void k3i_log(const k3_engine *e, int32_t level, const char *format, ...)

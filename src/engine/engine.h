@@ -5,6 +5,7 @@
 #ifndef K3I_ENGINE_H
 #define K3I_ENGINE_H
 
+#include "clock.h"
 #include "dspark.h"
 #include "text.h"
 #include "vision.h"
@@ -141,7 +142,6 @@ size_t k3i_draft_row_bytes(const k3_engine *e); /* context row of one layer */
 /* Writes the context rows of the accepted rows of every request that goes on. */
 void k3i_draft_commit(k3_engine *e, const k3_commit_args *a);
 
-int64_t k3i_now_ns(void);
 void k3i_log(const k3_engine *e, int32_t level, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -2,17 +2,9 @@
 #include "scheduler_internal.h"
 
 #include <string.h>
-#include <time.h>
 
 /* Encoding a picture stalls every stream for its duration, so one step encodes one at most. */
 enum { IMAGES_PER_STEP = 1, SNAPSHOTS_PER_STEP = 32 };
-
-int64_t k3i_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 static int32_t ceil_div(int32_t a, int32_t b)
 {

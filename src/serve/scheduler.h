@@ -9,6 +9,7 @@
 #ifndef K3I_SCHEDULER_H
 #define K3I_SCHEDULER_H
 
+#include "clock.h"
 #include "stats.h"
 
 typedef struct k3i_sched k3i_sched;
@@ -44,7 +45,5 @@ const k3_info *k3i_sched_info(const k3i_sched *s);
 const k3_kv_layout *k3i_sched_layout(const k3i_sched *s);
 /* The statistics so far; gauges are brought up to date. Engine thread. */
 void k3i_sched_stats(k3i_sched *s, k3i_stats *ret);
-
-int64_t k3i_now_ns(void);
 
 #endif
