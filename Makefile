@@ -15,4 +15,4 @@ test: build
 	tools/test.sh
 
 clean:
-	rm -rf build/release build/debug build/asan build/tsan build/fuzz build/clang
+	rm -rf build/release build/debug build/asan build/tsan build/fuzz build/clang build/test-logs

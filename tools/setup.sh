@@ -12,7 +12,7 @@ packages=(
     libjpeg62-turbo-dev libpng-dev libwebp-dev libgif-dev # image formats
     libxxhash-dev libssl-dev                              # block and file hashes
     libedit-dev libhwloc-dev                              # terminal editing, topology
-    scdoc                                                 # man pages
+    scdoc pmccabe                                         # man pages, length of functions
     python3 python3-numpy python3-pil python3-venv        # checkpoint maker, black-box tests
 )
 sudo=""
