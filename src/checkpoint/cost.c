@@ -63,5 +63,13 @@ k3i_cost k3i_cost_of(const k3i_config *c)
     cost.latent_per_token = mla * (c->kv_lora_rank + c->qk_rope_head_dim) * BF16;
     cost.all_weights = cost.weights - used - cost.embedding + moe * c->n_experts * expert(c) +
                        c->vocab_size * h * BF16;
+    /* Two bytes and two operations a BF16 weight; the vectors among them do not show. */
+    cost.flop_linear = cost.kda + cost.mla + cost.dense + cost.router + cost.latent + cost.shared +
+                       cost.head +
+                       2 * moe * c->n_experts_per_token * 3 * c->moe_intermediate_size * z;
+    cost.flop_head = cost.head;
+    cost.flop_recurrence = kda * 7 * width * d;
+    cost.flop_pair =
+        mla * c->n_heads * 2 * (c->qk_nope_head_dim + c->qk_rope_head_dim + c->v_head_dim);
     return cost;
 }

@@ -120,6 +120,7 @@ static k3_status prepare(const k3i_args *args, run_state *r, k3i_sampling *sampl
         return k3i_fail(err, K3_E_OPTION, "prompt and --max-tokens are %" PRId64 " tokens",
                         longest);
     int32_t chunk = (int32_t)k3i_arg_int(args, "chunk");
+    chunk = r->prompt.n < (size_t)chunk ? (int32_t)r->prompt.n : chunk;
     st = k3i_session_open(args, (int32_t)longest, chunk, &r->session, err);
     if (st != K3_OK)
         return st;

@@ -116,6 +116,10 @@ static void bytes_per_token(void **state)
     assert_int_equal(cost.conv, 30523392);
     assert_int_equal(cost.latent_per_token, 27648);
     assert_int_equal(cost.all_weights, 1559965606912);
+    /* In GFLOP, rounded as published. */
+    assert_int_equal((cost.flop_linear + 5000000) / 10000000, 20835);
+    assert_int_equal(cost.flop_recurrence / 1000000, 759);
+    assert_int_equal(cost.flop_pair, 1474560);
     k3i_config_done(&c);
 }
 

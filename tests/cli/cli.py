@@ -7,7 +7,8 @@ import unittest
 
 K3 = os.environ.pop("TEST_K3_PROGRAM")
 MODELS = os.environ.pop("TEST_K3_MODELS")
-DATA = os.environ.pop("TEST_K3_DATA")
+SOURCE = os.environ.pop("TEST_K3_SOURCE")
+DATA = os.path.join(SOURCE, "tests", "data")
 
 
 def run(*args, stdin=b"", env=None, ok=True):

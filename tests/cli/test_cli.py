@@ -105,6 +105,27 @@ class Info(unittest.TestCase):
             self.assertIn(word, out)
 
 
+class Bench(unittest.TestCase):
+    def test_json(self):
+        """Shape and arithmetic of the report; no time is judged."""
+        out, err = run("bench", "-m", model("A"), "--json", "--prefill", 9, "--decode", 3, "--rounds", 2, "--isa", "ref")
+        self.assertEqual(err, b"")
+        x = json.loads(out)
+        self.assertEqual((x["isa"], x["rounds"]), ("ref", 2))
+        self.assertEqual((x["prefill"]["tokens"], x["decode"]["tokens"]), (9, 3))
+        # 3.80 MB of weights, 0.17 MB of state, 480 bytes for each of 11 tokens of context on average.
+        self.assertEqual(x["decode"]["bytes_per_token"], 3799200 + 147456 + 20736 + 11 * 480)
+        for part, share in (("prefill", "share_of_bf16_peak"), ("decode", "share_of_read_roof")):
+            y = x[part]
+            self.assertTrue(0 < y["share_min"] <= y[share] <= y["share_max"])
+            self.assertGreater(y["tokens_per_s"], 0)
+
+    def test_text(self):
+        out, _ = run("bench", "-m", model("A"), "--prefill", 2, "--decode", 1, "--rounds", 1)
+        self.assertIn(b"share of the roof", out)
+        self.assertIn(b"share of the peak", out)
+
+
 class Tokenizer(unittest.TestCase):
     tok = os.path.join(cli.DATA, "tokenizer")
 
@@ -181,6 +202,7 @@ class Help(unittest.TestCase):
                     if line.startswith("  ") and not line.startswith("  K3_")]
         self.assertIn("run", commands)
         for command in commands:
+            self.assertTrue(os.path.exists(os.path.join(cli.SOURCE, "docs", "man", f"k3-{command}.scd.in")), command)
             text, _ = run("help", command)
             self.assertTrue(text.startswith(f"k3 {command} - ".encode()))
             self.assertEqual(run(command, "--help")[0].splitlines()[0], text.splitlines()[0])

@@ -1,0 +1,201 @@
+/* cmd_bench.c: prefill and decode of one sequence, each beside the limit that the machine shows in
+ * the same run: the rate at which memory can be read, and the rate at which registers can multiply.
+ * Machines drift, so each round measures limit, work and limit again; a share is of the mean of its
+ * two neighbours, and the median round is reported. */
+#include "args.h"
+#include "bind.h"
+#include "cost.h"
+#include "peak.h"
+#include "progress.h"
+#include "report.h"
+#include "roof.h"
+#include "session.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ROOF_BYTES ((size_t)1 << 30) /* far beyond any cache */
+#define MAX_ROUNDS 100               /* as in options.def */
+
+typedef struct {
+    double read_rate, peak_rate; /* bytes and FLOP a second, means around the work */
+    double decode_s, prefill_s;
+    double decode_share, prefill_share;
+} round_result;
+
+typedef struct {
+    k3i_session session;
+    k3i_cost cost;
+    k3i_team *team;
+    uint8_t *memory; /* [ROOF_BYTES] touched */
+    float *logits;
+    int32_t *ids; /* [n_prefill] */
+    int32_t n_prefill, n_decode;
+    const char *peak_name;
+} bench_state;
+
+static int32_t most_probable(const float *logits, int32_t n)
+{
+    int32_t best = 0;
+    for (int32_t i = 1; i < n; i++) {
+        if (logits[i] > logits[best])
+            best = i;
+    }
+    return best;
+}
+
+static k3_status time_prefill(bench_state *b, double *ret_s, k3i_err *err)
+{
+    k3_status st = k3i_session_restart(&b->session, err);
+    double from = k3b_now();
+    if (st == K3_OK)
+        st = k3i_session_forward(&b->session, b->ids, b->n_prefill, false, b->logits, err);
+    *ret_s = k3b_now() - from;
+    return st;
+}
+
+static k3_status time_decode(bench_state *b, double *ret_s, k3i_err *err)
+{
+    k3_status st = K3_OK;
+    double from = k3b_now();
+    for (int32_t i = 0; i < b->n_decode && st == K3_OK; i++) {
+        int32_t token = most_probable(b->logits, b->session.info.vocab_size);
+        st = k3i_session_forward(&b->session, &token, 1, false, b->logits, err);
+    }
+    *ret_s = k3b_now() - from;
+    return st;
+}
+
+/* Bytes that decoding moves: every weight in use, the state, and the cache of a context that grows.
+ */
+static double decode_bytes(const bench_state *b)
+{
+    double per_token = (double)(b->cost.weights + b->cost.state + b->cost.conv);
+    double context = b->n_prefill + 0.5 * (b->n_decode + 1);
+    return b->n_decode * (per_token + context * (double)b->cost.latent_per_token);
+}
+
+static double prefill_flop(const bench_state *b)
+{
+    double n = b->n_prefill;
+    return n * (double)(b->cost.flop_linear - b->cost.flop_head + b->cost.flop_recurrence) +
+           0.5 * n * (n + 1) * (double)b->cost.flop_pair + (double)b->cost.flop_head;
+}
+
+static k3_status one_round(bench_state *b, round_result *r, k3i_err *err)
+{
+    const char *isa = b->session.info.isa;
+    double peak = k3b_peak_flops(b->team, isa, &b->peak_name);
+    k3_status st = time_prefill(b, &r->prefill_s, err);
+    r->peak_rate = 0.5 * (peak + k3b_peak_flops(b->team, isa, &b->peak_name));
+    double read = k3b_read_rate(b->team, b->memory, ROOF_BYTES);
+    if (st == K3_OK)
+        st = time_decode(b, &r->decode_s, err);
+    r->read_rate = 0.5 * (read + k3b_read_rate(b->team, b->memory, ROOF_BYTES));
+    r->prefill_share = prefill_flop(b) / r->prefill_s / r->peak_rate;
+    r->decode_share = decode_bytes(b) / r->decode_s / r->read_rate;
+    return st;
+}
+
+static int by_decode(const void *a, const void *b)
+{
+    const round_result *x = a, *y = b;
+    return (x->decode_share > y->decode_share) - (x->decode_share < y->decode_share);
+}
+
+static int by_prefill(const void *a, const void *b)
+{
+    const round_result *x = a, *y = b;
+    return (x->prefill_share > y->prefill_share) - (x->prefill_share < y->prefill_share);
+}
+
+static k3_status print(const k3i_args *args, const bench_state *b, round_result *r, size_t n,
+                       k3i_err *err)
+{
+    k3i_table t;
+    k3i_table_open(&t, k3i_arg_given(args, "json"));
+    k3i_table_text(&t, "model", "Checkpoint", k3i_arg_text(args, "model"));
+    k3i_table_text(&t, "isa", "Kernels", b->session.info.isa);
+    k3i_table_text(&t, "mode", "Mode", b->session.info.mode);
+    k3i_table_count(&t, "threads", "Threads", (uint64_t)b->session.info.threads);
+    k3i_table_count(&t, "rounds", "Rounds (medians follow)", n);
+    qsort(r, n, sizeof *r, by_prefill);
+    const round_result *p = &r[n / 2];
+    k3i_table_begin(&t, "prefill", "Prefill");
+    k3i_table_count(&t, "tokens", "tokens", (uint64_t)b->n_prefill);
+    k3i_table_real(&t, "tokens_per_s", "speed", b->n_prefill / p->prefill_s, "tokens/s");
+    k3i_table_real(&t, "gflop_per_s", "arithmetic", prefill_flop(b) / p->prefill_s * 1e-9,
+                   "GFLOP/s");
+    k3i_table_text(&t, "peak_kind", "peak of", b->peak_name);
+    k3i_table_real(&t, "peak_gflop_per_s", "peak measured", p->peak_rate * 1e-9, "GFLOP/s");
+    k3i_table_real(&t, "share_of_bf16_peak", "share of the peak", p->prefill_share, "");
+    k3i_table_real(&t, "share_min", "  slowest round", r[0].prefill_share, "");
+    k3i_table_real(&t, "share_max", "  fastest round", r[n - 1].prefill_share, "");
+    k3i_table_end(&t);
+    qsort(r, n, sizeof *r, by_decode);
+    const round_result *d = &r[n / 2];
+    k3i_table_begin(&t, "decode", "Decode");
+    k3i_table_count(&t, "tokens", "tokens", (uint64_t)b->n_decode);
+    k3i_table_real(&t, "tokens_per_s", "speed", b->n_decode / d->decode_s, "tokens/s");
+    k3i_table_bytes(&t, "bytes_per_token", "bytes moved per token",
+                    (uint64_t)(decode_bytes(b) / b->n_decode));
+    k3i_table_real(&t, "gb_per_s", "memory", decode_bytes(b) / d->decode_s * 1e-9, "GB/s");
+    k3i_table_real(&t, "read_roof_gb_per_s", "read roof measured", d->read_rate * 1e-9, "GB/s");
+    k3i_table_real(&t, "share_of_read_roof", "share of the roof", d->decode_share, "");
+    k3i_table_real(&t, "share_min", "  slowest round", r[0].decode_share, "");
+    k3i_table_real(&t, "share_max", "  fastest round", r[n - 1].decode_share, "");
+    k3i_table_end(&t);
+    return k3i_table_close(&t, err);
+}
+
+static k3_status prepare(const k3i_args *args, bench_state *b, k3i_err *err)
+{
+    k3i_config config;
+    b->n_prefill = (int32_t)k3i_arg_int(args, "prefill");
+    b->n_decode = (int32_t)k3i_arg_int(args, "decode");
+    k3_status st = k3i_config_read(k3i_arg_text(args, "model"), &config, err);
+    if (st != K3_OK)
+        return st;
+    b->cost = k3i_cost_of(&config);
+    k3i_config_done(&config);
+    st = k3i_session_open(args, b->n_prefill + b->n_decode, b->n_prefill, &b->session, err);
+    if (st != K3_OK)
+        return st;
+    st = k3i_team_new((size_t)b->session.info.threads, NULL, 0, &b->team, err);
+    if (st != K3_OK)
+        return st;
+    b->memory = k3i_alloc(ROOF_BYTES);
+    b->logits = k3i_alloc_array((size_t)b->session.info.vocab_size, sizeof *b->logits);
+    b->ids = k3i_alloc_array((size_t)b->n_prefill, sizeof *b->ids);
+    if (b->memory == NULL || b->logits == NULL || b->ids == NULL)
+        return k3i_fail(err, K3_E_NOMEM, "no memory for the benchmark");
+    memset(b->memory, 1, ROOF_BYTES);
+    /* Ids spread over the vocabulary (a multiplicative hash), so that experts are used as by varied
+     * text. */
+    for (int32_t i = 0; i < b->n_prefill; i++)
+        b->ids[i] = (int32_t)((uint32_t)i * 2654435761u % (uint32_t)b->session.info.vocab_size);
+    return K3_OK;
+}
+
+int k3i_cmd_bench(const k3i_args *args)
+{
+    k3i_err err;
+    bench_state b = {0};
+    round_result rounds[MAX_ROUNDS] = {{0}};
+    size_t n = (size_t)k3i_arg_int(args, "rounds");
+    k3_status st = prepare(args, &b, &err);
+    /* A first round brings the weights into memory; it is not counted. */
+    for (size_t i = 0; i <= n && st == K3_OK; i++) {
+        st = one_round(&b, &rounds[i == 0 ? 0 : i - 1], &err);
+        k3i_progress_bar("measuring", i, n);
+    }
+    k3i_progress_clear();
+    if (st == K3_OK)
+        st = print(args, &b, rounds, n, &err);
+    k3i_team_free(b.team);
+    k3i_free(b.memory);
+    k3i_free(b.logits);
+    k3i_free(b.ids);
+    k3i_session_close(&b.session);
+    return st == K3_OK ? K3I_EXIT_OK : k3i_report(args, &err);
+}
