@@ -2,21 +2,29 @@
  * is ordinary text: no chat format, and names of special tokens in it stay text. */
 #include "args.h"
 #include "ids.h"
-#include "sampler.h"
+#include "progress.h"
+#include "scheduler.h"
 #include "session.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 
+/* Tokens of a page: small against a sequence, large against a table entry. */
+enum { BLOCK_TOKENS = 64 };
+
 typedef struct {
+    const k3i_args *args;
+    k3i_err *err;
     k3i_ids prompt;
     k3i_tok *tok; /* NULL where no text goes in or out */
-    k3i_session session;
-    k3i_sampler *sampler;
-    float *logits; /* [vocab_size] */
+    k3_engine *engine;
+    k3i_sched *sched;
+    k3i_request *request;
     k3i_detok detok;
-    k3i_buf text; /* of one token */
+    k3i_buf text;     /* of one token */
+    size_t n_shown;   /* tokens written */
+    k3_status status; /* of writing them */
 } run_state;
 
 /* Exactly one source of the prompt; sampling options only where they have an effect. */
@@ -69,83 +77,137 @@ static k3_status read_prompt(const k3i_args *args, run_state *r, k3i_err *err)
 }
 
 /* One token to the output, as it comes. */
-static k3_status show(const k3i_args *args, run_state *r, int32_t token, bool first, k3i_err *err)
+static k3_status show(run_state *r, int32_t token)
 {
-    if (k3i_arg_given(args, "output-ids")) {
+    if (k3i_arg_given(r->args, "output-ids")) {
         char text[16];
-        int n = snprintf(text, sizeof text, "%s%" PRId32, first ? "" : " ", token);
-        return k3i_write_text(stdout, text, (size_t)n, err);
+        int n = snprintf(text, sizeof text, "%s%" PRId32, r->n_shown == 0 ? "" : " ", token);
+        return k3i_write_text(stdout, text, (size_t)n, r->err);
     }
     r->text.n = 0;
-    k3_status st = k3i_detok_push(r->tok, &r->detok, token, true, &r->text, err);
-    return st == K3_OK ? k3i_write_text(stdout, r->text.data, r->text.n, err) : st;
+    k3_status st = k3i_detok_push(r->tok, &r->detok, token, true, &r->text, r->err);
+    return st == K3_OK ? k3i_write_text(stdout, r->text.data, r->text.n, r->err) : st;
 }
 
-static k3_status generate(const k3i_args *args, run_state *r, k3i_err *err)
+/* A token joined the output: on the engine's thread, which is ours. Nonzero ends the request. */
+static int32_t take(void *user, int32_t token)
 {
-    int64_t most = k3i_arg_int(args, "max-tokens");
-    k3_status st = k3i_session_prefill(&r->session, r->prompt.id, r->prompt.n,
-                                       (int32_t)k3i_arg_int(args, "chunk"), r->logits, err);
-    for (int64_t i = 0; i < most && st == K3_OK; i++) {
-        int32_t token;
-        st = k3i_sample(r->sampler, r->logits, NULL, r->session.n_ctx, &token, err);
-        if (st != K3_OK || token == r->session.info.eos_token_id)
-            break;
-        st = show(args, r, token, i == 0, err);
-        if (st == K3_OK)
-            st = k3i_sampler_push(r->sampler, token, err);
-        if (st == K3_OK && i + 1 < most)
-            st = k3i_session_forward(&r->session, &token, 1, false, r->logits, err);
-    }
-    if (st == K3_OK && !k3i_arg_given(args, "output-ids")) {
-        r->text.n = 0;
-        st = k3i_detok_flush(&r->detok, &r->text, err);
-        if (st == K3_OK)
-            st = k3i_write_text(stdout, r->text.data, r->text.n, err);
-    }
-    return st == K3_OK ? k3i_write_text(stdout, "\n", 1, err) : st;
+    run_state *r = user;
+    k3i_progress_clear();
+    if (token == k3i_sched_info(r->sched)->eos_token_id)
+        return 1;
+    r->status = show(r, token);
+    r->n_shown++;
+    return r->status != K3_OK;
 }
 
-static k3_status prepare(const k3i_args *args, run_state *r, k3i_sampling *sampling, k3i_err *err)
+static k3_status generate(run_state *r)
 {
-    k3_status st = check_options(args, err);
-    if (st == K3_OK && !(k3i_arg_given(args, "ids") && k3i_arg_given(args, "output-ids")))
-        st = k3i_tok_open(k3i_arg_text(args, "model"), &r->tok, err);
-    if (st == K3_OK)
-        st = read_prompt(args, r, err);
+    k3_status st = k3i_sched_check(r->sched, r->request, r->err);
     if (st != K3_OK)
         return st;
+    k3i_sched_add(r->sched, r->request);
+    while (k3i_sched_step(r->sched)) {
+        if (r->n_shown == 0)
+            k3i_progress_bar("reading the prompt", (size_t)r->request->ctx, r->prompt.n);
+    }
+    k3i_progress_clear();
+    if (r->status != K3_OK)
+        return r->status;
+    if (r->request->finish == K3_FINISH_ERROR) {
+        *r->err = r->request->error;
+        return r->err->code;
+    }
+    if (!k3i_arg_given(r->args, "output-ids")) {
+        r->text.n = 0;
+        st = k3i_detok_flush(&r->detok, &r->text, r->err);
+        if (st == K3_OK)
+            st = k3i_write_text(stdout, r->text.data, r->text.n, r->err);
+    }
+    return st == K3_OK ? k3i_write_text(stdout, "\n", 1, r->err) : st;
+}
+
+static k3_status make_request(run_state *r)
+{
+    const k3i_args *args = r->args;
+    k3_status st = k3i_request_new(r->prompt.id, (int32_t)r->prompt.n, &r->request, r->err);
+    if (st != K3_OK)
+        return st;
+    r->request->max_tokens = (int32_t)k3i_arg_int(args, "max-tokens");
+    r->request->on_token = take;
+    r->request->user = r;
+    k3i_sampling *s = &r->request->sampling;
+    s->temperature = (float)k3i_arg_real(args, "temperature");
+    s->top_p = (float)k3i_arg_real(args, "top-p");
+    s->top_k = (int32_t)k3i_arg_int(args, "top-k");
+    s->seed = (uint64_t)k3i_arg_int(args, "seed");
+    return K3_OK;
+}
+
+/* Rows of a step: no more than the prompt or a verified block can fill, since workspace grows with
+ * them. */
+static int32_t chunk_rows(const run_state *r)
+{
+    size_t chunk = (size_t)k3i_arg_int(r->args, "chunk"), most = 1 + K3_MAX_WIDTH;
+    most = r->prompt.n > most ? r->prompt.n : most;
+    return (int32_t)(chunk < most ? chunk : most);
+}
+
+/* The server's scheduler with one request and no prefix cache: a command line and a server give one
+ * answer because one code gives it. */
+static k3_status make_scheduler(run_state *r)
+{
+    const k3i_args *args = r->args;
+    k3i_spec_config spec = {0};
     int64_t longest = (int64_t)r->prompt.n + k3i_arg_int(args, "max-tokens");
     if (longest > INT32_MAX)
-        return k3i_fail(err, K3_E_OPTION, "prompt and --max-tokens are %" PRId64 " tokens",
+        return k3i_fail(r->err, K3_E_OPTION, "prompt and --max-tokens are %" PRId64 " tokens",
                         longest);
-    int32_t chunk = (int32_t)k3i_arg_int(args, "chunk");
-    chunk = r->prompt.n < (size_t)chunk ? (int32_t)r->prompt.n : chunk;
-    st = k3i_session_open(args, (int32_t)longest, chunk, &r->session, err);
-    if (st != K3_OK)
-        return st;
-    sampling->temperature = (float)k3i_arg_real(args, "temperature");
-    sampling->top_p = (float)k3i_arg_real(args, "top-p");
-    sampling->top_k = (int32_t)k3i_arg_int(args, "top-k");
-    sampling->seed = (uint64_t)k3i_arg_int(args, "seed");
-    r->logits = k3i_alloc_array((size_t)r->session.info.vocab_size, sizeof *r->logits);
-    if (r->logits == NULL)
-        return k3i_fail(err, K3_E_NOMEM, "no memory for a row of logits");
-    return k3i_sampler_new(sampling, r->session.info.vocab_size, r->prompt.id, (int32_t)r->prompt.n,
-                           &r->sampler, err);
+    const char *json = k3i_arg_text(args, "speculative-config");
+    k3_status st = json != NULL ? k3i_spec_config_parse(json, &spec, r->err) : K3_OK;
+    if (st == K3_OK)
+        st = k3i_engine_open(args, (int32_t)longest, chunk_rows(r), &spec, &r->engine, r->err);
+    k3_info info = {.size = sizeof info};
+    if (st == K3_OK)
+        st = k3_query(r->engine, &info);
+    if (st == K3_OK) {
+        const k3i_sched_config config = {
+            .engine = r->engine,
+            .num_blocks = (int32_t)((longest + BLOCK_TOKENS - 1) / BLOCK_TOKENS) + 1,
+            .block_tokens = BLOCK_TOKENS,
+            .no_prefix_caching = true,
+            .speculative_tokens = info.draft_tokens,
+            .is_fixed_width = spec.is_fixed};
+        st = k3i_sched_new(&config, &r->sched, r->err);
+    }
+    k3i_spec_config_done(&spec);
+    return st;
+}
+
+static k3_status prepare(run_state *r)
+{
+    const k3i_args *args = r->args;
+    k3_status st = check_options(args, r->err);
+    if (st == K3_OK && !(k3i_arg_given(args, "ids") && k3i_arg_given(args, "output-ids")))
+        st = k3i_tok_open(k3i_arg_text(args, "model"), &r->tok, r->err);
+    if (st == K3_OK)
+        st = read_prompt(args, r, r->err);
+    if (st == K3_OK)
+        st = make_scheduler(r);
+    return st == K3_OK ? make_request(r) : st;
 }
 
 int k3i_cmd_run(const k3i_args *args)
 {
-    k3i_err err;
-    k3i_sampling sampling = k3i_sampling_default();
-    run_state r = {.prompt = K3I_IDS(K3I_CLI_MAX_IDS), .text = K3I_BUF(1 << 16)};
-    k3_status st = prepare(args, &r, &sampling, &err);
+    k3i_err err = {0};
+    run_state r = {
+        .args = args, .err = &err, .prompt = K3I_IDS(K3I_CLI_MAX_IDS), .text = K3I_BUF(1 << 16)};
+    k3_status st = prepare(&r);
     if (st == K3_OK)
-        st = generate(args, &r, &err);
-    k3i_sampler_free(r.sampler);
-    k3i_free(r.logits);
-    k3i_session_close(&r.session);
+        st = generate(&r);
+    k3i_sched_free(r.sched);
+    k3i_request_unref(r.request);
+    k3_close(r.engine);
     k3i_tok_free(r.tok);
     k3i_ids_done(&r.prompt);
     k3i_buf_done(&r.text);

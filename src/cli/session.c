@@ -12,7 +12,8 @@
     64 /* tokens of a page: small against a sequence, large against a table entry */
 
 /* The JSON text of k3_open; free() it. NULL if memory is out. */
-static char *open_options(const k3i_args *args, int32_t max_len, int32_t chunk)
+static char *open_options(const k3i_args *args, int32_t max_len, int32_t chunk,
+                          const k3i_spec_config *spec)
 {
     yyjson_mut_doc *doc = yyjson_mut_doc_new(NULL);
     yyjson_mut_val *root = yyjson_mut_obj(doc);
@@ -28,6 +29,9 @@ static char *open_options(const k3i_args *args, int32_t max_len, int32_t chunk)
               yyjson_mut_obj_add_int(doc, root, "max_model_len", max_len);
     if (ok && isa != NULL)
         ok = yyjson_mut_obj_add_str(doc, root, "isa", isa);
+    if (ok && spec != NULL && spec->model != NULL)
+        ok = yyjson_mut_obj_add_str(doc, root, "draft", spec->model) &&
+             yyjson_mut_obj_add_int(doc, root, "num_speculative_tokens", spec->tokens);
     char *text = ok ? yyjson_mut_write(doc, YYJSON_WRITE_NOFLAG, NULL) : NULL;
     yyjson_mut_doc_free(doc);
     return text;
@@ -55,20 +59,27 @@ static k3_status init_kv(k3i_session *s, int32_t max_len, k3i_err *err)
     return st == K3_OK ? K3_OK : engine_fail(s, st, err);
 }
 
+k3_status k3i_engine_open(const k3i_args *args, int32_t max_len, int32_t chunk,
+                          const k3i_spec_config *spec, k3_engine **ret, k3i_err *err)
+{
+    char text[K3I_ERR_TEXT];
+    char *options = open_options(args, max_len, chunk, spec);
+    if (options == NULL)
+        return k3i_fail(err, K3_E_NOMEM, "no memory");
+    k3i_progress_note("loading", k3i_arg_text(args, "model"));
+    k3_status st = k3_open(options, NULL, NULL, ret, text, sizeof text);
+    k3i_progress_clear();
+    free(options);
+    return st == K3_OK ? K3_OK : k3i_fail(err, st, "%s", text);
+}
+
 k3_status k3i_session_open(const k3i_args *args, int32_t max_len, int32_t chunk, k3i_session *ret,
                            k3i_err *err)
 {
     k3i_session s = {0};
-    char text[K3I_ERR_TEXT];
-    char *options = open_options(args, max_len, chunk);
-    if (options == NULL)
-        return k3i_fail(err, K3_E_NOMEM, "no memory");
-    k3i_progress_note("loading", k3i_arg_text(args, "model"));
-    k3_status st = k3_open(options, NULL, NULL, &s.engine, text, sizeof text);
-    k3i_progress_clear();
-    free(options);
+    k3_status st = k3i_engine_open(args, max_len, chunk, NULL, &s.engine, err);
     if (st != K3_OK)
-        return k3i_fail(err, st, "%s", text);
+        return st;
     s.info.size = sizeof s.info;
     st = k3_query(s.engine, &s.info);
     st = st == K3_OK ? init_kv(&s, max_len, err) : engine_fail(&s, st, err);

@@ -3,6 +3,7 @@
 #define K3I_CLI_SESSION_H
 
 #include "args.h"
+#include "spec_config.h"
 
 #include <stddef.h>
 
@@ -15,9 +16,14 @@ typedef struct {
     bool started;  /* the slot holds the sequence */
 } k3i_session;
 
-/* Opens --model with --threads, --mode and --isa (or K3_ISA) for a sequence of at most max_len
- * tokens, computed at most `chunk` at a time. Close with k3i_session_close also after errors
- * (zero-initialise first). */
+/* Opens --model with --threads, --mode and --isa (or K3_ISA) for one sequence of at most max_len
+ * tokens, computed at most `chunk` at a time, and the draft of `spec` if there is one (NULL: none).
+ * Close with k3_close. */
+k3_status k3i_engine_open(const k3i_args *args, int32_t max_len, int32_t chunk,
+                          const k3i_spec_config *spec, k3_engine **ret, k3i_err *err);
+
+/* An engine and its one sequence. Close with k3i_session_close also after errors (zero-initialise
+ * first). */
 k3_status k3i_session_open(const k3i_args *args, int32_t max_len, int32_t chunk, k3i_session *ret,
                            k3i_err *err);
 void k3i_session_close(k3i_session *s);
