@@ -16,28 +16,29 @@ const k3i_option k3i_options_table[] = {
 };
 
 const k3i_command k3i_commands[] = {
-#define COMMAND(name, summary) {#name, summary, k3i_cmd_##name},
+#define COMMAND(name, operand, summary) {#name, operand, summary, k3i_cmd_##name},
 #include "commands.def"
 #undef COMMAND
     {.name = NULL},
 };
 
-static size_t find_long(const k3i_args *args, const char *name, size_t len)
+static const k3i_option *find_long(const k3i_args *args, const char *name, size_t len)
 {
-    for (size_t i = 0; i < args->n; i++) {
-        if (strlen(args->option[i]->name) == len && memcmp(args->option[i]->name, name, len) == 0)
-            return i;
+    for (size_t i = 0; i < args->n_options; i++) {
+        const k3i_option *o = args->option[i];
+        if (strlen(o->name) == len && memcmp(o->name, name, len) == 0)
+            return o;
     }
-    return args->n;
+    return NULL;
 }
 
-static size_t find_short(const k3i_args *args, char c)
+static const k3i_option *find_short(const k3i_args *args, char c)
 {
-    for (size_t i = 0; i < args->n; i++) {
+    for (size_t i = 0; i < args->n_options; i++) {
         if (args->option[i]->short_name == c)
-            return i;
+            return args->option[i];
     }
-    return args->n;
+    return NULL;
 }
 
 static bool is_choice(const char *choices, const char *value)
@@ -89,6 +90,15 @@ static k3_status check_value(const k3i_option *o, const char *value, k3i_err *er
     return K3_OK;
 }
 
+static bool given(const k3i_args *args, const k3i_option *o)
+{
+    for (size_t i = 0; i < args->n_words; i++) {
+        if (args->word[i].option == o)
+            return true;
+    }
+    return false;
+}
+
 /* One option at argv[*at]; advances *at behind it. */
 static k3_status parse_option(k3i_args *args, int argc, char **argv, int *at, k3i_err *err)
 {
@@ -96,15 +106,16 @@ static k3_status parse_option(k3i_args *args, int argc, char **argv, int *at, k3
     bool is_long = word[1] == '-';
     const char *equals = is_long ? strchr(word, '=') : NULL;
     size_t len = equals != NULL ? (size_t)(equals - word) - 2 : strlen(word) - (is_long ? 2 : 1);
-    size_t i = is_long    ? find_long(args, word + 2, len)
-               : len == 1 ? find_short(args, word[1])
-                          : args->n;
-    if (i == args->n)
+    const k3i_option *o = is_long    ? find_long(args, word + 2, len)
+                          : len == 1 ? find_short(args, word[1])
+                                     : NULL;
+    if (o == NULL)
         return k3i_fail(err, K3_E_OPTION, "unknown option '%s' (k3 help %s lists them)", word,
                         args->command);
-    const k3i_option *o = args->option[i];
-    if (args->value[i] != NULL)
+    if (given(args, o) && strcmp(o->accepts, "many") != 0)
         return k3i_fail(err, K3_E_OPTION, "--%s is given twice", o->name);
+    if (args->n_words == K3I_ARGS_WORDS)
+        return k3i_fail(err, K3_E_OPTION, "more than %d options", K3I_ARGS_WORDS);
     (*at)++;
     if (o->kind == K3I_OPT_FLAG) {
         if (equals != NULL)
@@ -117,45 +128,54 @@ static k3_status parse_option(k3i_args *args, int argc, char **argv, int *at, k3
     } else {
         return k3i_fail(err, K3_E_OPTION, "--%s needs a value: %s", o->name, o->metavar);
     }
-    args->value[i] = value;
+    args->word[args->n_words].option = o;
+    args->word[args->n_words++].value = value;
     return check_value(o, value, err);
 }
 
-k3_status k3i_args_parse(const char *command, int argc, char **argv, k3i_args *ret, k3i_err *err)
+k3_status k3i_args_parse(const k3i_command *command, int argc, char **argv, k3i_args *args,
+                         k3i_err *err)
 {
-    k3i_args args = {.command = command};
+    *args = (k3i_args){.command = command->name};
     for (const k3i_option *o = k3i_options_table; o->command != NULL; o++) {
-        if (strcmp(o->command, command) == 0 && args.n < K3I_ARGS_MAX)
-            args.option[args.n++] = o;
+        if (strcmp(o->command, command->name) == 0 && args->n_options < K3I_ARGS_OPTIONS)
+            args->option[args->n_options++] = o;
     }
     for (int at = 0; at < argc;) {
         if (argv[at][0] == '-' && argv[at][1] != 0) {
-            k3_status st = parse_option(&args, argc, argv, &at, err);
+            k3_status st = parse_option(args, argc, argv, &at, err);
             if (st != K3_OK)
                 return st;
-        } else if (strcmp(command, "help") == 0 && args.operand == NULL) {
-            args.operand = argv[at++];
+        } else if (command->operand[0] != 0 && args->operand == NULL) {
+            args->operand = argv[at++];
         } else {
             return k3i_fail(err, K3_E_OPTION, "unexpected '%s' (k3 help %s explains the command)",
-                            argv[at], command);
+                            argv[at], command->name);
         }
     }
-    for (size_t i = 0; i < args.n; i++) {
-        const k3i_option *o = args.option[i];
-        if (strcmp(o->accepts, "required") == 0 && args.value[i] == NULL)
+    for (size_t i = 0; i < args->n_options; i++) {
+        const k3i_option *o = args->option[i];
+        if (strcmp(o->accepts, "required") == 0 && !given(args, o))
             return k3i_fail(err, K3_E_OPTION, "--%s %s is required", o->name, o->metavar);
     }
-    *ret = args;
     return K3_OK;
+}
+
+const char *k3i_arg_nth(const k3i_args *args, const char *name, size_t i)
+{
+    for (size_t k = 0; k < args->n_words; k++) {
+        if (strcmp(args->word[k].option->name, name) == 0 && i-- == 0)
+            return args->word[k].value;
+    }
+    return NULL;
 }
 
 const char *k3i_arg_text(const k3i_args *args, const char *name)
 {
-    size_t i = find_long(args, name, strlen(name));
-    K3_ASSERT(i < args->n);
-    if (i == args->n)
-        return NULL;
-    return args->value[i] != NULL ? args->value[i] : args->option[i]->initial;
+    const k3i_option *o = find_long(args, name, strlen(name));
+    K3_ASSERT(o != NULL);
+    const char *value = k3i_arg_nth(args, name, 0);
+    return value != NULL || o == NULL ? value : o->initial;
 }
 
 int64_t k3i_arg_int(const k3i_args *args, const char *name)
@@ -172,8 +192,7 @@ double k3i_arg_real(const k3i_args *args, const char *name)
 
 bool k3i_arg_given(const k3i_args *args, const char *name)
 {
-    size_t i = find_long(args, name, strlen(name));
-    return i < args->n && args->value[i] != NULL;
+    return k3i_arg_nth(args, name, 0) != NULL;
 }
 
 void k3i_args_help(const char *command)
@@ -184,6 +203,8 @@ void k3i_args_help(const char *command)
     if (c->name == NULL)
         return;
     printf("k3 %s - %s\n\n", c->name, c->summary);
+    if (c->operand[0] != 0)
+        printf("Usage: k3 %s [OPTIONS] [%s]\n\n", c->name, c->operand);
     for (const k3i_option *o = k3i_options_table; o->command != NULL; o++) {
         if (strcmp(o->command, command) != 0)
             continue;

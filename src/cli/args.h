@@ -28,38 +28,47 @@ typedef struct {
 /* All options, in the order of options.def; ends with command NULL. */
 extern const k3i_option k3i_options_table[];
 
-#define K3I_ARGS_MAX 64 /* options of one command */
+#define K3I_ARGS_OPTIONS 64 /* of one command */
+#define K3I_ARGS_WORDS 1024 /* options given on one command line */
 
-/* The values given on one command line. Strings belong to argv. */
+/* What was given on one command line. Strings belong to argv. */
 typedef struct {
     const char *command;
-    size_t n;
-    const k3i_option *option[K3I_ARGS_MAX]; /* those of the command */
-    const char *value[K3I_ARGS_MAX];        /* as text; NULL: not given */
-    const char *operand;                    /* the one of `help`, else NULL */
+    size_t n_options;
+    const k3i_option *option[K3I_ARGS_OPTIONS]; /* those of the command */
+    size_t n_words;
+    struct {
+        const k3i_option *option;
+        const char *value;
+    } word[K3I_ARGS_WORDS]; /* in their order; a flag has the value "1" */
+    const char *operand;    /* NULL: not given */
 } k3i_args;
 
 typedef struct {
-    const char *name, *summary;
+    const char *name, *operand, *summary;
     int (*run)(const k3i_args *args); /* returns an exit code */
 } k3i_command;
 
 /* All commands; ends with name NULL. */
 extern const k3i_command k3i_commands[];
 
-#define COMMAND(name, summary) int k3i_cmd_##name(const k3i_args *args);
+#define COMMAND(name, operand, summary) int k3i_cmd_##name(const k3i_args *args);
 #include "commands.def"
 #undef COMMAND
 
 /* Parses argv[0..argc), the words behind the command. Unknown options, values out of range,
- * repeated options and stray words are errors (K3_E_OPTION). */
-k3_status k3i_args_parse(const char *command, int argc, char **argv, k3i_args *ret, k3i_err *err);
+ * repeated options and stray words are errors (K3_E_OPTION). `args` is overwritten, also on
+ * failure. */
+k3_status k3i_args_parse(const k3i_command *command, int argc, char **argv, k3i_args *args,
+                         k3i_err *err);
 
 /* Values by long name, the default where none was given. The name must be one of the command's. */
 const char *k3i_arg_text(const k3i_args *args, const char *name); /* NULL without a default */
 int64_t k3i_arg_int(const k3i_args *args, const char *name);
 double k3i_arg_real(const k3i_args *args, const char *name);
 bool k3i_arg_given(const k3i_args *args, const char *name); /* also the value of a flag */
+/* The i-th value of a repeatable option, NULL behind the last. */
+const char *k3i_arg_nth(const k3i_args *args, const char *name, size_t i);
 
 /* Prints the usage and the options of a command to standard output. */
 void k3i_args_help(const char *command);

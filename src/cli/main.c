@@ -29,15 +29,12 @@ int main(int argc, char **argv)
     for (const k3i_command *c = k3i_commands; c->name != NULL; c++) {
         if (strcmp(c->name, argv[1]) != 0)
             continue;
-        args.command = c->name;
         if (argc > 2 && (strcmp(argv[2], "--help") == 0 || strcmp(argv[2], "-h") == 0)) {
             k3i_args_help(c->name);
             return K3I_EXIT_OK;
         }
-        if (k3i_args_parse(c->name, argc - 2, argv + 2, &args, &err) != K3_OK) {
-            args.command = c->name;
+        if (k3i_args_parse(c, argc - 2, argv + 2, &args, &err) != K3_OK)
             return k3i_report(&args, &err);
-        }
         return c->run(&args);
     }
     fprintf(stderr, "k3: unknown command '%s': k3 help lists them\n", argv[1]);

@@ -36,6 +36,8 @@ static void put_options(const char *command)
         printf(".");
         if (strcmp(o->accepts, "required") == 0)
             printf(" Required.");
+        else if (strcmp(o->accepts, "many") == 0)
+            printf(" May be repeated.");
         else if (o->kind == K3I_OPT_CHOICE) {
             printf(" One of ");
             put_text(o->accepts);
