@@ -13,7 +13,7 @@
 
 /* Rows of a tile at most, outputs of a product at a time, and queries of an attention task: none changes a
  * bit of the result. The first keeps [rows, G] acts of the real tower below 400 KB. */
-enum { TILE = 48, OUTS = 256, QUERIES = 128 };
+enum { TILE = 64, OUTS = 256, QUERIES = 96 };
 
 typedef struct {
     const k3i_vision *v;
