@@ -13,7 +13,7 @@
 
 /* Rows of a tile at most, outputs of a product at a time, and queries of an attention task: none changes a
  * bit of the result. The first keeps [rows, G] acts of the real tower below 400 KB. */
-enum { TILE = 64, OUTS = 256, QUERIES = 96 };
+enum { TILE = 64, OUTS = 384, QUERIES = 96 };
 
 typedef struct {
     const k3i_vision *v;
@@ -45,7 +45,7 @@ typedef struct {
     char *h;       /* acts [TILE, max(G, s s F)]: hidden layer */
     float *acc;    /* [QUERIES, E] */
     float *m, *l;  /* [QUERIES] */
-    float *wide;   /* [TILE, max(H, E)] */
+    float *wide;   /* [TILE, max(H, E, OUTS)] */
 } desk;
 
 static size_t max2(size_t a, size_t b)
@@ -76,7 +76,7 @@ static size_t desk_at(const k3i_vision_config *c, size_t act, char *base, desk *
     d->acc = take(base, &used, QUERIES * E, sizeof(float));
     d->m = take(base, &used, QUERIES, sizeof(float));
     d->l = take(base, &used, QUERIES, sizeof(float));
-    d->wide = take(base, &used, TILE * max2(H, E), sizeof(float));
+    d->wide = take(base, &used, TILE * max2(max2(H, E), OUTS), sizeof(float));
     return used;
 }
 
@@ -203,13 +203,19 @@ static void qkv_tile(const pass *p, const desk *d, size_t from, size_t n_row)
     for (size_t r = 0; r < n_row; r++)
         k3i_vision_turn(p->angles, E, &p->place[from + r], d->cs + r * E);
     char *const part[] = {p->q, p->k, p->val};
-    float *y = d->wide; /* [n_row, E] */
-    for (size_t i = 0; i < 3 * c->n_heads; i++) {
-        size_t which = i / c->n_heads, head = i % c->n_heads;
-        product(p, y, d->a, b->wqkv, i * E, n_row, E, F);
-        for (size_t r = 0; r < n_row && which < 2; r++)
-            p->v->op->rope(y + r * E, y + r * E, d->cs + r * E, E / 2, p->v->bf16);
-        store(p, part[which], (head * p->n_rows + from) * E, y, n_row * E);
+    size_t most = OUTS / E > 0 ? OUTS / E : 1; /* heads of a product */
+    for (size_t i0 = 0, n; i0 < 3 * c->n_heads; i0 += n) {
+        n = 3 * c->n_heads - i0 < most ? 3 * c->n_heads - i0 : most;
+        product(p, d->wide, d->a, b->wqkv, i0 * E, n_row, n * E, F);
+        for (size_t i = i0; i < i0 + n; i++) {
+            size_t which = i / c->n_heads, head = i % c->n_heads;
+            for (size_t r = 0; r < n_row; r++) {
+                float *y = d->wide + (r * n + i - i0) * E;
+                if (which < 2)
+                    p->v->op->rope(y, y, d->cs + r * E, E / 2, p->v->bf16);
+                store(p, part[which], (head * p->n_rows + from + r) * E, y, E);
+            }
+        }
     }
 }
 

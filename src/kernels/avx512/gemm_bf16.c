@@ -92,8 +92,13 @@ INLINE void finish(const gemm *g, const vec *acc, size_t mr, size_t r, size_t o)
     size_t n = g->n_out - o < NR ? g->n_out - o : NR;
     UNROLL
     for (size_t i = 0; i < mr; i++) {
+        float *y = g->y + (r + i) * g->y_stride + o;
+        if (n == NR) {
+            __builtin_memcpy(y, sum + i * NR, NR * sizeof *y);
+            continue;
+        }
         for (size_t j = 0; j < n; j++)
-            g->y[(r + i) * g->y_stride + o + j] = sum[i * NR + j];
+            y[j] = sum[i * NR + j];
     }
 }
 
@@ -182,6 +187,21 @@ INLINE void tile(const gemm *g, const uint16_t *panel, vec *acc, size_t mr, size
     default: f(MR); break;                                                                                             \
     }
 
+/* Asks for a share (every n_part-th line from `part`) of the weights that the panel behind (o, c) will be filled from,
+ * so that its fill does not wait for memory. */
+INLINE void ask_ahead(const gemm *g, int w_kind, size_t o, size_t c, size_t part, size_t n_part)
+{
+    size_t next_c = c + KB < g->k ? c + KB : 0, next_o = next_c > 0 ? o : o + NR;
+    size_t n = g->k - next_c < KB ? g->k - next_c : KB;
+    size_t row = w_kind == W_BF16 ? 2 * g->k : g->k / 2, from = w_kind == W_BF16 ? 2 * next_c : next_c / 2;
+    size_t bytes = w_kind == W_BF16 ? 2 * n : n / 2;
+    for (size_t j = 0; j < NR && next_o + j < g->n_out; j++) {
+        const uint8_t *w = g->w + (next_o + j) * row + from;
+        for (size_t at = part * 64; at < bytes; at += n_part * 64)
+            _mm_prefetch((const char *)w + at, _MM_HINT_T1);
+    }
+}
+
 INLINE void with_panel(const gemm *g, int w_kind, size_t r0, size_t n_row, size_t o)
 {
     uint16_t panel[KB * NR] __attribute__((aligned(64)));
@@ -194,6 +214,7 @@ INLINE void with_panel(const gemm *g, int w_kind, size_t r0, size_t n_row, size_
         size_t n = g->k - c < KB ? g->k - c : KB;
         fill(g, w_kind, panel, o, c, n);
         for (size_t i = 0; i * MR < n_row; i++) {
+            ask_ahead(g, w_kind, o, c, i, (n_row + MR - 1) / MR);
 #define CALL(mr) tile(g, panel, acc[i], mr, r0 + i * MR, c, n)
             WITH_MR(n_row - i * MR, CALL)
 #undef CALL
