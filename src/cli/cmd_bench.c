@@ -3,6 +3,7 @@
  * Machines drift, so each round measures limit, work and limit again; a share is of the mean of its
  * two neighbours, and the median round is reported. */
 #include "args.h"
+#include "bench_spec.h"
 #include "bind.h"
 #include "cost.h"
 #include "peak.h"
@@ -145,7 +146,26 @@ static k3_status print(const k3i_args *args, const bench_state *b, round_result 
     k3i_table_real(&t, "share_min", "  slowest round", r[0].decode_share, "");
     k3i_table_real(&t, "share_max", "  fastest round", r[n - 1].decode_share, "");
     k3i_table_end(&t);
-    return k3i_table_close(&t, err);
+    k3_status st = K3_OK;
+    if (k3i_arg_given(args, "speculative-config"))
+        st = k3i_bench_spec(args, &t, err);
+    k3_status closed = k3i_table_close(&t, st == K3_OK ? err : NULL);
+    return st == K3_OK ? closed : st;
+}
+
+/* The options of speculation come together. */
+static k3_status check_options(const k3i_args *args, k3i_err *err)
+{
+    bool has_spec = k3i_arg_given(args, "speculative-config");
+    static const char *const with[] = {"prompts", "users", "max-tokens"};
+    for (size_t i = 0; i < sizeof with / sizeof with[0]; i++) {
+        if (!has_spec && k3i_arg_given(args, with[i]))
+            return k3i_fail(err, K3_E_OPTION, "--%s has no effect without --speculative-config",
+                            with[i]);
+    }
+    if (has_spec && !k3i_arg_given(args, "prompts"))
+        return k3i_fail(err, K3_E_OPTION, "--speculative-config needs --prompts");
+    return K3_OK;
 }
 
 static k3_status prepare(const k3i_args *args, bench_state *b, k3i_err *err)
@@ -183,7 +203,9 @@ int k3i_cmd_bench(const k3i_args *args)
     bench_state b = {0};
     round_result rounds[MAX_ROUNDS] = {{0}};
     size_t n = (size_t)k3i_arg_int(args, "rounds");
-    k3_status st = prepare(args, &b, &err);
+    k3_status st = check_options(args, &err);
+    if (st == K3_OK)
+        st = prepare(args, &b, &err);
     /* A first round brings the weights into memory; it is not counted. */
     for (size_t i = 0; i <= n && st == K3_OK; i++) {
         st = one_round(&b, &rounds[i == 0 ? 0 : i - 1], &err);

@@ -12,7 +12,7 @@
     64 /* tokens of a page: small against a sequence, large against a table entry */
 
 /* The JSON text of k3_open; free() it. NULL if memory is out. */
-static char *open_options(const k3i_args *args, int32_t max_len, int32_t chunk,
+static char *open_options(const k3i_args *args, int32_t max_len, int32_t chunk, int32_t n_seqs,
                           const k3i_spec_config *spec)
 {
     yyjson_mut_doc *doc = yyjson_mut_doc_new(NULL);
@@ -24,7 +24,7 @@ static char *open_options(const k3i_args *args, int32_t max_len, int32_t chunk,
     bool ok = yyjson_mut_obj_add_str(doc, root, "model", k3i_arg_text(args, "model")) &&
               yyjson_mut_obj_add_str(doc, root, "mode", k3i_arg_text(args, "mode")) &&
               yyjson_mut_obj_add_int(doc, root, "threads", k3i_arg_int(args, "threads")) &&
-              yyjson_mut_obj_add_int(doc, root, "max_num_seqs", 1) &&
+              yyjson_mut_obj_add_int(doc, root, "max_num_seqs", n_seqs) &&
               yyjson_mut_obj_add_int(doc, root, "max_num_batched_tokens", chunk) &&
               yyjson_mut_obj_add_int(doc, root, "max_model_len", max_len);
     if (ok && isa != NULL)
@@ -62,8 +62,14 @@ static k3_status init_kv(k3i_session *s, int32_t max_len, k3i_err *err)
 k3_status k3i_engine_open(const k3i_args *args, int32_t max_len, int32_t chunk,
                           const k3i_spec_config *spec, k3_engine **ret, k3i_err *err)
 {
+    return k3i_engine_open_many(args, max_len, chunk, 1, spec, ret, err);
+}
+
+k3_status k3i_engine_open_many(const k3i_args *args, int32_t max_len, int32_t chunk, int32_t n_seqs,
+                               const k3i_spec_config *spec, k3_engine **ret, k3i_err *err)
+{
     char text[K3I_ERR_TEXT];
-    char *options = open_options(args, max_len, chunk, spec);
+    char *options = open_options(args, max_len, chunk, n_seqs, spec);
     if (options == NULL)
         return k3i_fail(err, K3_E_NOMEM, "no memory");
     k3i_progress_note("loading", k3i_arg_text(args, "model"));

@@ -21,6 +21,9 @@ typedef struct {
  * Close with k3_close. */
 k3_status k3i_engine_open(const k3i_args *args, int32_t max_len, int32_t chunk,
                           const k3i_spec_config *spec, k3_engine **ret, k3i_err *err);
+/* The same for up to n_seqs sequences at a time. */
+k3_status k3i_engine_open_many(const k3i_args *args, int32_t max_len, int32_t chunk, int32_t n_seqs,
+                               const k3i_spec_config *spec, k3_engine **ret, k3i_err *err);
 
 /* An engine and its one sequence. Close with k3i_session_close also after errors (zero-initialise
  * first). */
