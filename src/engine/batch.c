@@ -66,10 +66,10 @@ static k3_status check_arrays(k3_engine *e, const k3_batch *b, const float *logi
 /* Rows, lengths and tables of request r, whose predecessors are correct. */
 static k3_status check_request(k3_engine *e, const k3_batch *b, int32_t r)
 {
-    int32_t rows = b->q_start[r + 1] - b->q_start[r];
     if (b->q_start[r + 1] > b->n_tokens || b->q_start[r + 1] <= b->q_start[r])
         return k3i_fail(&e->err, K3_E_ARG, "request %d: q_start %d..%d of %d tokens", r, b->q_start[r],
                         b->q_start[r + 1], b->n_tokens);
+    int32_t rows = b->q_start[r + 1] - b->q_start[r];
     if (b->ctx_len[r] < 0)
         return k3i_fail(&e->err, K3_E_ARG, "request %d: ctx_len is %d", r, b->ctx_len[r]);
     size_t len = (size_t)b->ctx_len[r] + (size_t)rows;
