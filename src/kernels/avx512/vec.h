@@ -31,7 +31,8 @@ typedef __m512 vec;
 
 INLINE __mmask16 lanes(size_t n)
 {
-    return n >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1u);
+    unsigned mask = n >= 16 ? 0xffffu : (1u << n) - 1u;
+    return (__mmask16)mask;
 }
 
 INLINE vec v_zero(void) { return _mm512_setzero_ps(); }
