@@ -15,7 +15,6 @@ typedef struct {
     int32_t n_logits;  /* they belong to its last n_logits rows */
     bool is_sampled;   /* the last row reaches the newest token */
     bool is_draftable; /* pages cover the lookahead */
-    bool is_retried;   /* not finite with drafts in it: to be computed again without */
     int32_t accepted;
 } k3i_lane;
 

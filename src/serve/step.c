@@ -332,9 +332,7 @@ static void sample(k3i_sched *s, k3i_finish *finish, k3i_err *errors)
         r->slot_op = K3_SLOT_KEEP;
         if (s->req_status[i] != K3_OK) {
             lane->accepted = lane->rows;
-            lane->is_retried = lane->n_spec > 0;
-            lane->is_sampled = false;
-            finish[i] = lane->is_retried ? K3_FINISH_NONE : K3_FINISH_ERROR;
+            finish[i] = K3_FINISH_ERROR;
             k3i_fail(&errors[i], s->req_status[i], "a computed value is not finite");
         } else {
             k3i_sched_sample(s, lane, &finish[i], &errors[i]);
@@ -381,8 +379,20 @@ static k3_status commit(k3i_sched *s, int32_t n_before)
                            .accepted = s->accepted,
                            .snap_req = s->snap_req + n_before,
                            .snap_pos = s->snap_pos + n_before,
-                           .snap_block = s->snap_block + n_before * s->layout.snapshot_blocks};
+                           .snap_block = s->snap_block + n_before * s->layout.snapshot_blocks,
+                           .req_status = s->req_status};
     return k3_commit(s->config.engine, &args);
+}
+
+/* A draft that was accepted but is not finite ends its request here, like any other token. */
+static void end_nonfinite(k3i_sched *s, k3i_finish *finish, k3i_err *errors)
+{
+    for (int32_t i = 0; i < s->n_lanes; i++) {
+        if (s->req_status[i] != K3_OK && finish[i] != K3_FINISH_ERROR) {
+            finish[i] = K3_FINISH_ERROR;
+            k3i_fail(&errors[i], s->req_status[i], "a computed value is not finite");
+        }
+    }
 }
 
 static void notify(k3i_request *r)
@@ -397,14 +407,6 @@ static void conclude(k3i_sched *s, const k3i_finish *finish, const k3i_err *erro
     for (int32_t i = 0; i < s->n_lanes; i++) {
         k3i_lane *lane = &s->lanes[i];
         k3i_request *r = lane->r;
-        if (lane->is_retried) {
-            /* Perhaps only a draft made it overflow, and those must change nothing: once more
-             * without. */
-            r->no_speculation = true;
-            k3i_sched_preempt(s, r);
-            lane->r = NULL;
-            continue;
-        }
         int32_t in_prompt =
             min32(r->n_prompt, r->ctx + lane->accepted) - min32(r->n_prompt, r->ctx);
         s->stats.prompt_tokens += in_prompt;
@@ -447,6 +449,7 @@ bool k3i_sched_step(k3i_sched *s)
         fail_lanes(s, K3_E_FATAL); /* the slots' positions are unknown now */
         return true;
     }
+    end_nonfinite(s, s->lane_finish, s->lane_error);
     if (is_pure_decode)
         k3i_policy_saw_step(&s->policy, s->n_rows, (double)(k3i_now_ns() - t0));
     s->stats.steps++;

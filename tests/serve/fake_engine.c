@@ -1,6 +1,7 @@
 /* fake_engine.c: see fake_engine.h. Plain C library allocation: it stands for another library. */
 #include "fake_engine.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -13,7 +14,7 @@ enum { MAX_ROWS = 1024, MAX_IMAGES = 64 };
 typedef struct {
     uint64_t h;
     int32_t pos;
-    bool is_used;
+    bool is_used, is_spoilt;
 } slot_state;
 
 typedef struct {
@@ -36,6 +37,7 @@ struct k3_engine {
     int32_t *table[MAX_ROWS], n_table[MAX_ROWS];
     k3_status status[MAX_ROWS];
     uint64_t states[MAX_ROWS]; /* after each row */
+    bool spoilt[MAX_ROWS];     /* some value before or in the row is not finite */
     int64_t n_rows;
     char violation[256];
 };
@@ -261,19 +263,26 @@ static void run_request(k3_engine *e, const k3_batch *b, int32_t r, slot_state s
         bool is_media = media_value(e, b, from + i, &value);
         if (!is_media && (id < 0 || id >= e->c.vocab))
             broken(e, "token %d", id);
-        if (!is_media && id == e->c.poison)
+        /* A draft may be rejected, so it only spoils its own and the later rows until then. */
+        if (!is_media && id == e->c.poison && i < rows - b->n_spec[r])
             e->status[r] = K3_E_NONFINITE;
+        if (!is_media && id == e->c.poison)
+            s.is_spoilt = true;
         int32_t block = e->table[r][pos / e->block_tokens];
         e->snap[block].pos = -1; /* a page is latents or snapshot, not both */
         *cell(e, e->latent, r, pos) = mix(s.h, value);
         s.h = mix(mix(s.h, value), 5);
         s.pos = pos + 1;
         e->states[from + i] = s.h;
+        e->spoilt[from + i] = s.is_spoilt;
         if (i == rows - b->n_spec[r] - 1)
             e->slots[b->slot[r]] = s;
         for (int32_t l = 0; l < b->n_logit_rows; l++) {
-            if (b->logit_row[l] == from + i)
-                fill_row(e, mix(s.h, read_pages(e, e->latent, r, pos + 1)), logits + l * stride);
+            if (b->logit_row[l] != from + i)
+                continue;
+            fill_row(e, mix(s.h, read_pages(e, e->latent, r, pos + 1)), logits + l * stride);
+            if (s.is_spoilt)
+                logits[l * stride] = (float)NAN;
         }
         for (int32_t k = 0; k < b->n_snap && i < rows - b->n_spec[r]; k++) {
             if (b->snap_req[k] == r && b->snap_pos[k] == pos + 1)
@@ -327,10 +336,18 @@ k3_status k3_commit(k3_engine *e, const k3_commit_args *a)
     e->is_pending = false;
     for (int32_t r = 0; r < e->n_reqs; r++) {
         int32_t acc = a->accepted[r];
+        a->req_status[r] = e->status[r];
         if (e->status[r] != K3_OK)
             continue;
         if (acc < e->rows[r] - e->n_spec[r] || acc > e->rows[r])
             return broken(e, "accepted %d of %d rows, %d drafts", acc, e->rows[r], e->n_spec[r]);
+        if (e->spoilt[e->start[r] + acc - 1])
+            e->status[r] = K3_E_NONFINITE;
+        if (e->status[r] != K3_OK) {
+            a->req_status[r] = e->status[r];
+            e->slots[e->slot[r]].is_used = false;
+            continue;
+        }
         for (int32_t i = 0; i < acc; i++)
             *cell(e, e->context, r, e->ctx[r] + i) = mix(e->states[e->start[r] + i], 8);
         for (int32_t k = 0; k < a->n_snap; k++) {
