@@ -76,8 +76,8 @@ struct k3i_request {
     k3i_logprob *prompt_lp; /* [n_prompt * (1 + prompt_logprobs)]; entry 0 is unused */
     k3i_finish finish;
     k3i_err error;
-    int32_t n_cached;                                       /* prompt tokens reused */
-    int32_t n_drafted, n_accepted;                          /* drafts verified, drafts kept */
+    atomic_int n_cached;                                    /* prompt tokens reused */
+    atomic_int n_drafted, n_accepted;                       /* drafts verified, drafts kept */
     int64_t submit_ns, start_ns, first_ns, last_ns, end_ns; /* monotonic */
 
     /* ---- engine thread ---- */

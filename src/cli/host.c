@@ -1,0 +1,137 @@
+/* host.c: options of the engine, size of the KV cache, start of the engine thread. */
+#include "host.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <yyjson.h>
+
+static void log_engine(void *user, int32_t level, const char *text)
+{
+    (void)user;
+    if (level <= 1)
+        fprintf(stderr, "k3: %s\n", text);
+}
+
+/* The JSON text of k3_open; free() it. NULL if memory is out. */
+static char *open_options(const k3i_args *args, const k3i_host_config *config,
+                          const k3i_spec_config *spec)
+{
+    yyjson_mut_doc *doc = yyjson_mut_doc_new(NULL);
+    yyjson_mut_val *root = yyjson_mut_obj(doc);
+    yyjson_mut_doc_set_root(doc, root);
+    const char *isa = k3i_arg_text(args, "isa");
+    if (isa == NULL)
+        isa = getenv("K3_ISA");
+    bool ok =
+        yyjson_mut_obj_add_str(doc, root, "model", config->model) &&
+        yyjson_mut_obj_add_str(doc, root, "mode", k3i_arg_text(args, "mode")) &&
+        yyjson_mut_obj_add_int(doc, root, "threads", k3i_arg_int(args, "threads")) &&
+        yyjson_mut_obj_add_int(doc, root, "max_num_seqs", config->max_num_seqs) &&
+        yyjson_mut_obj_add_int(doc, root, "max_num_batched_tokens", config->max_num_batched_tokens);
+    if (ok && k3i_arg_given(args, "max-model-len"))
+        ok = yyjson_mut_obj_add_int(doc, root, "max_model_len", k3i_arg_int(args, "max-model-len"));
+    if (ok && spec->model != NULL)
+        ok = yyjson_mut_obj_add_str(doc, root, "draft", spec->model) &&
+             yyjson_mut_obj_add_int(doc, root, "num_speculative_tokens", spec->tokens);
+    if (ok && isa != NULL)
+        ok = yyjson_mut_obj_add_str(doc, root, "isa", isa);
+    char *text = ok ? yyjson_mut_write(doc, YYJSON_WRITE_NOFLAG, NULL) : NULL;
+    yyjson_mut_doc_free(doc);
+    return text;
+}
+
+static k3_status open_engine(const k3i_args *args, const k3i_host_config *config, k3i_host *h,
+                             k3i_err *err)
+{
+    char why[512];
+    char *options = open_options(args, config, &h->spec);
+    if (options == NULL)
+        return k3i_fail(err, K3_E_NOMEM, "out of memory");
+    k3_status st = k3_open(options, log_engine, NULL, &h->engine, why, sizeof why);
+    free(options);
+    if (st != K3_OK)
+        return k3i_fail(err, st, "%s", why);
+    h->info.size = sizeof h->info;
+    return k3_query(h->engine, &h->info);
+}
+
+/* Pages for all slots at full length and twice as many snapshots as slots, within the limit. */
+static k3_status size_pool(const k3i_host_config *config, k3i_host *h, k3i_err *err)
+{
+    k3_kv_config kv = {.size = sizeof kv,
+                       .num_blocks = 2,
+                       .block_tokens = config->block_tokens,
+                       .n_slots = config->max_num_seqs};
+    k3_kv_layout layout = {.size = sizeof layout};
+    k3_status st = k3_kv_plan(h->engine, &kv, &layout);
+    if (st != K3_OK)
+        return k3i_fail(err, st, "%s", k3_last_error(h->engine));
+    int64_t per_seq = (h->info.max_model_len + config->block_tokens - 1) / config->block_tokens;
+    int64_t want = per_seq * config->max_num_seqs +
+                   (int64_t)2 * config->max_num_seqs * layout.snapshot_blocks + 1;
+    int64_t limit = config->kv_bytes;
+    if (limit == 0)
+        limit = (int64_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE) / 4;
+    int64_t blocks = limit / layout.page_bytes;
+    if (config->kv_bytes == 0 && want < blocks)
+        blocks = want;
+    if (config->num_blocks > 0)
+        blocks = config->num_blocks;
+    if (blocks < per_seq + 1)
+        return k3i_fail(err, K3_E_OPTION,
+                        "the KV cache has %lld pages of %d tokens, one sequence of %d tokens needs "
+                        "%lld: lower --max-model-len or raise --kv-cache-memory-bytes",
+                        (long long)blocks, (int)config->block_tokens, (int)h->info.max_model_len,
+                        (long long)(per_seq + 1));
+    h->sched.num_blocks = blocks > INT32_MAX ? INT32_MAX : (int32_t)blocks;
+    return K3_OK;
+}
+
+static k3_status read_image_settings(const char *model, k3i_host *h, k3i_err *err)
+{
+    char path[4096];
+    struct stat st;
+    k3i_image_settings_default(&h->image);
+    snprintf(path, sizeof path, "%s/preprocessor_config.json", model);
+    if (!h->info.has_vision || stat(path, &st) != 0)
+        return K3_OK;
+    return k3i_image_settings_read(model, &h->image, err);
+}
+
+k3_status k3i_host_open(const k3i_args *args, const k3i_host_config *config, k3i_host *h,
+                        k3i_err *err)
+{
+    const char *spec = k3i_arg_text(args, "speculative-config");
+    k3_status st = spec == NULL ? K3_OK : k3i_spec_config_parse(spec, &h->spec, err);
+    if (st == K3_OK)
+        st = k3i_tok_open(config->model, &h->tok, err);
+    if (st == K3_OK)
+        st = open_engine(args, config, h, err);
+    if (st == K3_OK && k3i_tok_size(h->tok) > h->info.vocab_size)
+        st = k3i_fail(err, K3_E_CONFIG, "the tokenizer has %d ids, the model a vocabulary of %d",
+                      (int)k3i_tok_size(h->tok), (int)h->info.vocab_size);
+    if (st == K3_OK)
+        st = read_image_settings(config->model, h, err);
+    h->sched = (k3i_sched_config){.engine = h->engine,
+                                  .block_tokens = config->block_tokens,
+                                  .no_prefix_caching = config->no_prefix_caching,
+                                  .snapshot_bytes = config->snapshot_bytes,
+                                  .is_fixed_width = h->spec.is_fixed};
+    h->sched.speculative_tokens = h->spec.model != NULL ? h->info.draft_tokens : 0;
+    if (st == K3_OK)
+        st = size_pool(config, h, err);
+    if (st == K3_OK)
+        st = k3i_serve_new(&h->sched, config->max_waiting, &h->serve, err);
+    return st;
+}
+
+void k3i_host_close(k3i_host *h)
+{
+    k3i_serve_free(h->serve);
+    k3_close(h->engine);
+    k3i_tok_free(h->tok);
+    k3i_spec_config_done(&h->spec);
+    *h = (k3i_host){0};
+}

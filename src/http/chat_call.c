@@ -1,0 +1,152 @@
+/* chat_call.c: /v1/chat/completions and the other routes that render a chat. */
+#include "call.h"
+
+#include <stdio.h>
+
+void k3i_pictures_free(k3i_media_picture *pictures, size_t n)
+{
+    for (size_t i = 0; i < n && pictures != NULL; i++)
+        k3i_patches_done(&pictures[i].patches);
+    k3i_free(pictures);
+}
+
+static bool load_pictures(k3i_api_call *c, k3i_chat_image *images, size_t n,
+                          k3i_media_picture *pictures, k3i_fault *fault)
+{
+    const k3i_media_config *media = &c->api->config->media;
+    if (n > 0 && !k3i_serve_info(c->api->serve)->has_vision)
+        return k3i_fault_set(fault, 400, "messages", "this model does not accept image input");
+    if (n > (size_t)media->max_images)
+        return k3i_fault_set(fault, 400, "messages",
+                             "%zu images, at most %d are allowed in a request", n,
+                             media->max_images);
+    for (size_t i = 0; i < n; i++) {
+        char where[32];
+        snprintf(where, sizeof where, "image %zu", i + 1);
+        if (!k3i_media_load(c->api->media, images[i].url, images[i].url_bytes, where, &pictures[i],
+                            fault))
+            return false;
+        images[i].width = pictures[i].patches.plan.w;
+        images[i].height = pictures[i].patches.plan.h;
+        images[i].n_pad = pictures[i].patches.plan.n_tokens;
+    }
+    return true;
+}
+
+bool k3i_chat_read_prompt(k3i_api_call *c, yyjson_val *root, k3i_media_picture **ret_pictures,
+                          size_t *ret_n_pictures, k3i_fault *fault)
+{
+    k3i_err err;
+    k3i_chat_image *images = NULL;
+    k3i_media_picture *pictures = NULL;
+    size_t n = 0;
+    if (k3i_chat_parse(root, &c->chat, &err) != K3_OK ||
+        k3i_chat_images(&c->chat, &images, &n, &err) != K3_OK)
+        return k3i_fault_from(fault, &err, "messages");
+    pictures = k3i_alloc_zero((n + 1) * sizeof *pictures);
+    bool ok = pictures != NULL || k3i_fault_set(fault, 503, NULL, "out of memory");
+    ok = ok && load_pictures(c, images, n, pictures, fault);
+    /* A prompt far beyond the context is refused while rendering; slightly too long ones with
+     * counts. */
+    size_t max = 2 * (size_t)k3i_serve_info(c->api->serve)->max_model_len + 65536;
+    if (ok && k3i_chat_render(c->api->tok, &c->chat, images, n, max, &c->prompt, &err) != K3_OK)
+        ok = k3i_fault_from(fault, &err, "messages");
+    k3i_free(images);
+    if (!ok) {
+        k3i_pictures_free(pictures, n);
+        return false;
+    }
+    *ret_pictures = pictures;
+    *ret_n_pictures = n;
+    return true;
+}
+
+/* Gives a request its pictures; the last request takes the pixels over, the others copies. */
+static bool attach(k3i_api_call *c, k3i_request *r, k3i_media_picture *pictures, bool is_last,
+                   k3i_fault *fault)
+{
+    size_t n = c->prompt.n_slot;
+    if (n == 0)
+        return true;
+    r->media = k3i_alloc_zero(n * sizeof *r->media);
+    if (r->media == NULL)
+        return k3i_fault_set(fault, 503, NULL, "out of memory");
+    for (size_t i = 0; i < n; i++) {
+        const k3i_chat_slot *slot = &c->prompt.slot[i];
+        k3i_patches *p = &pictures[slot->image].patches;
+        float *pixels = p->pixels;
+        if (!is_last) {
+            size_t floats = p->n_patches * p->patch_floats;
+            pixels = k3i_alloc_array(floats, sizeof *pixels);
+            if (pixels == NULL)
+                return k3i_fault_set(fault, 503, NULL, "out of memory");
+            for (size_t k = 0; k < floats; k++)
+                pixels[k] = p->pixels[k];
+        } else {
+            p->pixels = NULL;
+        }
+        r->media[r->n_media++] = (k3i_media){.key = pictures[slot->image].key,
+                                             .at = (int32_t)slot->at,
+                                             .rows = (int32_t)slot->n,
+                                             .pixels = pixels,
+                                             .grid_t = 1,
+                                             .grid_h = (int32_t)p->plan.grid_h,
+                                             .grid_w = (int32_t)p->plan.grid_w};
+    }
+    return true;
+}
+
+static bool make_choices(k3i_api_call *c, k3i_media_picture *pictures, k3i_fault *fault)
+{
+    c->choice = k3i_arena_new(&c->arena, k3i_choice, (size_t)c->params.n);
+    if (c->choice == NULL)
+        return k3i_fault_set(fault, 503, NULL, "out of memory");
+    for (int32_t i = 0; i < c->params.n; i++) {
+        k3i_request *r;
+        if (!k3i_call_add_choice(c, i, 0, c->prompt.ids.id, (int32_t)c->prompt.ids.n, &r, fault) ||
+            !attach(c, r, pictures, i == c->params.n - 1, fault))
+            return false;
+    }
+    return true;
+}
+
+static void set_unfold(k3i_api_call *c)
+{
+    c->unfold = (k3i_unfold_opts){
+        .tok = c->api->tok,
+        .is_chat = true,
+        .parser = {.channel = c->prompt.channel,
+                   .discard_calls = !c->chat.has_tools || c->chat.tool_choice == K3I_TOOLS_NONE,
+                   .single_call = !c->chat.parallel_tool_calls},
+        .stop = c->params.stop,
+        .n_stop = c->params.n_stop,
+        .include_stop = c->params.include_stop,
+        .min_tokens = c->params.sampling.min_tokens};
+}
+
+bool k3i_chat_prepare(k3i_api_call *c, yyjson_val *root, k3i_fault *fault)
+{
+    k3i_params_ctx ctx = {.tok = c->api->tok,
+                          .vocab = k3i_serve_info(c->api->serve)->vocab_size,
+                          .is_chat = true,
+                          .kimi_policy = c->api->config->kimi_policy,
+                          .arena = &c->arena};
+    k3i_media_picture *pictures = NULL;
+    size_t n_pictures = 0;
+    if (!k3i_params_read(&ctx, root, &c->params, fault))
+        return false;
+    if (c->params.echo)
+        return k3i_fault_set(fault, 400, "echo", "echo is not supported for chat completions.");
+    if (!k3i_chat_read_prompt(c, root, &pictures, &n_pictures, fault))
+        return false;
+    bool is_forced =
+        c->chat.tool_choice == K3I_TOOLS_REQUIRED || c->chat.tool_choice == K3I_TOOLS_NAMED;
+    bool ok = true;
+    if (is_forced || c->chat.format != K3I_FORMAT_TEXT)
+        ok = k3i_fault_set(fault, 400, is_forced ? "tool_choice" : "response_format",
+                           "constrained decoding is not available in this build.");
+    set_unfold(c);
+    ok = ok && make_choices(c, pictures, fault);
+    k3i_pictures_free(pictures, n_pictures);
+    return ok;
+}
