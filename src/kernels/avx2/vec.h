@@ -166,12 +166,16 @@ INLINE __m128 v_sum4(vec a, vec b, vec c, vec d)
 
 INLINE float v_sum(vec x) { return _mm_cvtss_f32(v_sum4(x, v_zero(), v_zero(), v_zero())); }
 
-/* Largest lane; no lane is NaN, or the result is unspecified. */
-INLINE float v_max_lane(vec x)
+/* Largest lanes of four vectors; where a lane is NaN the result is unspecified. */
+INLINE __m128 v_max4(vec a, vec b, vec c, vec d)
 {
-    __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+    __m128 ra = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    __m128 rb = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    __m128 rc = _mm_max_ps(_mm256_castps256_ps128(c), _mm256_extractf128_ps(c, 1));
+    __m128 rd = _mm_max_ps(_mm256_castps256_ps128(d), _mm256_extractf128_ps(d, 1));
+    __m128 ab = _mm_max_ps(_mm_movelh_ps(ra, rb), _mm_movehl_ps(rb, ra));
+    __m128 cd = _mm_max_ps(_mm_movelh_ps(rc, rd), _mm_movehl_ps(rd, rc));
+    return _mm_max_ps(_mm_shuffle_ps(ab, cd, 0x88), _mm_shuffle_ps(ab, cd, 0xdd));
 }
 
 /* Transposes a square of 8 x 8 cells: pairs of rows, of pairs, then of halves. */

@@ -26,7 +26,8 @@ INLINE vec cell_values(const uint16_t *const p[2], size_t i, size_t n)
 
 INLINE void cell_store_p(float *cells, size_t i, vec p)
 {
-    v_store_bf16_n((uint16_t *)cells + i, p, VW);
+    /* Rounds like v_store_bf16_n but takes values below 2^-126 as 0, as the product would. */
+    _mm256_storeu_si256((__m256i_u *)((uint16_t *)cells + i), (__m256i)_mm512_cvtneps_pbh(p));
 }
 
 #include "../simd/attn.inc"

@@ -150,8 +150,17 @@ INLINE __m128 v_sum4(vec a, vec b, vec c, vec d)
 
 INLINE float v_sum(vec x) { return _mm_cvtss_f32(v_sum4(x, v_zero(), v_zero(), v_zero())); }
 
-/* Largest lane; no lane is NaN, or the result is unspecified. */
-INLINE float v_max_lane(vec x) { return _mm512_reduce_max_ps(x); }
+/* Largest lanes of four vectors; where a lane is NaN the result is unspecified. */
+INLINE __m128 v_max4(vec a, vec b, vec c, vec d)
+{
+    vec ab = v_max(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    vec cd = v_max(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    vec s = v_max(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    s = v_max(s, _mm512_permute_ps(s, 0x4e));
+    s = v_max(s, _mm512_permute_ps(s, 0xb1));
+    __m512i first = _mm512_castsi128_si512(_mm_set_epi32(12, 8, 4, 0));
+    return _mm512_castps512_ps128(_mm512_permutexvar_ps(first, s));
+}
 
 /* Transposes a square of 16 x 16 cells: pairs of rows, of pairs, then of quarters twice. */
 INLINE void v_transpose(vec *r)
