@@ -72,7 +72,7 @@ static void member(void *arg, size_t i, size_t n)
     j->sink[i % 256] = j->fn(j->buf + from, to - from);
 }
 
-double k3b_read_rate(k3i_team *team, const void *buf, size_t bytes)
+double k3b_read_rate(k3i_team *team, const void *buf, size_t bytes, double *ret_cpu)
 {
     job j = {.fn = sum_plain, .buf = buf, .bytes = bytes};
 #if defined(__x86_64__)
@@ -81,12 +81,15 @@ double k3b_read_rate(k3i_team *team, const void *buf, size_t bytes)
     else if (__builtin_cpu_supports("avx2"))
         j.fn = sum_avx2;
 #endif
-    double best = 0;
+    double best = 0, best_cpu = 0;
     for (int r = 0; r < PASSES; r++) {
-        double from = k3b_now();
+        double from = k3b_now(), from_cpu = k3b_cpu();
         k3i_team_run(team, member, &j);
         double rate = (double)bytes / (k3b_now() - from);
+        double rate_cpu = (double)bytes / (k3b_cpu() - from_cpu);
         best = rate > best ? rate : best;
+        best_cpu = rate_cpu > best_cpu ? rate_cpu : best_cpu;
     }
+    *ret_cpu = best_cpu;
     return best;
 }

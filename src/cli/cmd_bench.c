@@ -18,11 +18,14 @@
 #define ROOF_BYTES ((size_t)1 << 30) /* far beyond any cache */
 #define MAX_ROUNDS 100               /* as in options.def */
 
+/* A piece of work and the limit around it. */
 typedef struct {
-    double read_rate, peak_rate; /* bytes and FLOP a second, means around the work */
-    double decode_s, prefill_s;
-    double decode_share, prefill_share;
-} round_result;
+    double wall_s, cpu_s;
+    double limit;     /* of the machine: bytes or FLOP a second */
+    double share;     /* of the limit, by the clock */
+    double share_cpu; /* the same in processor time: what other programs on the machine leave
+                         visible */
+} measure;
 
 typedef struct {
     k3i_session session;
@@ -45,25 +48,28 @@ static int32_t most_probable(const float *logits, int32_t n)
     return best;
 }
 
-static k3_status time_prefill(bench_state *b, double *ret_s, k3i_err *err)
+static k3_status run_prefill(bench_state *b, k3i_err *err)
 {
-    k3_status st = k3i_session_restart(&b->session, err);
-    double from = k3b_now();
-    if (st == K3_OK)
-        st = k3i_session_forward(&b->session, b->ids, b->n_prefill, false, b->logits, err);
-    *ret_s = k3b_now() - from;
-    return st;
+    return k3i_session_forward(&b->session, b->ids, b->n_prefill, false, b->logits, err);
 }
 
-static k3_status time_decode(bench_state *b, double *ret_s, k3i_err *err)
+static k3_status run_decode(bench_state *b, k3i_err *err)
 {
     k3_status st = K3_OK;
-    double from = k3b_now();
     for (int32_t i = 0; i < b->n_decode && st == K3_OK; i++) {
         int32_t token = most_probable(b->logits, b->session.info.vocab_size);
         st = k3i_session_forward(&b->session, &token, 1, false, b->logits, err);
     }
-    *ret_s = k3b_now() - from;
+    return st;
+}
+
+static k3_status timed(bench_state *b, k3_status (*work)(bench_state *, k3i_err *), measure *m,
+                       k3i_err *err)
+{
+    double wall = k3b_now(), cpu = k3b_cpu();
+    k3_status st = work(b, err);
+    m->wall_s = k3b_now() - wall;
+    m->cpu_s = k3b_cpu() - cpu;
     return st;
 }
 
@@ -83,36 +89,53 @@ static double prefill_flop(const bench_state *b)
            0.5 * n * (n + 1) * (double)b->cost.flop_pair + (double)b->cost.flop_head;
 }
 
-static k3_status one_round(bench_state *b, round_result *r, k3i_err *err)
+static k3_status measure_prefill(bench_state *b, measure *m, k3i_err *err)
 {
     const char *isa = b->session.info.isa;
-    double peak = k3b_peak_flops(b->team, isa, &b->peak_name);
-    k3_status st = time_prefill(b, &r->prefill_s, err);
-    r->peak_rate = 0.5 * (peak + k3b_peak_flops(b->team, isa, &b->peak_name));
-    double read = k3b_read_rate(b->team, b->memory, ROOF_BYTES);
+    k3_status st = k3i_session_restart(&b->session, err);
+    double thread = k3b_peak_flops(b->team, isa, &b->peak_name);
     if (st == K3_OK)
-        st = time_decode(b, &r->decode_s, err);
-    r->read_rate = 0.5 * (read + k3b_read_rate(b->team, b->memory, ROOF_BYTES));
-    r->prefill_share = prefill_flop(b) / r->prefill_s / r->peak_rate;
-    r->decode_share = decode_bytes(b) / r->decode_s / r->read_rate;
+        st = timed(b, run_prefill, m, err);
+    thread = 0.5 * (thread + k3b_peak_flops(b->team, isa, &b->peak_name));
+    m->limit = thread * b->session.info.threads;
+    m->share = prefill_flop(b) / m->wall_s / m->limit;
+    m->share_cpu = prefill_flop(b) / m->cpu_s / thread;
     return st;
 }
 
-static int by_decode(const void *a, const void *b)
+static k3_status measure_decode(bench_state *b, measure *m, k3i_err *err)
 {
-    const round_result *x = a, *y = b;
-    return (x->decode_share > y->decode_share) - (x->decode_share < y->decode_share);
+    double before_cpu, after_cpu;
+    double before = k3b_read_rate(b->team, b->memory, ROOF_BYTES, &before_cpu);
+    k3_status st = timed(b, run_decode, m, err);
+    double after = k3b_read_rate(b->team, b->memory, ROOF_BYTES, &after_cpu);
+    m->limit = 0.5 * (before + after);
+    m->share = decode_bytes(b) / m->wall_s / m->limit;
+    m->share_cpu = decode_bytes(b) / m->cpu_s / (0.5 * (before_cpu + after_cpu));
+    return st;
 }
 
-static int by_prefill(const void *a, const void *b)
+static int by_share(const void *a, const void *b)
 {
-    const round_result *x = a, *y = b;
-    return (x->prefill_share > y->prefill_share) - (x->prefill_share < y->prefill_share);
+    const measure *x = a, *y = b;
+    return (x->share > y->share) - (x->share < y->share);
 }
 
-static k3_status print(const k3i_args *args, const bench_state *b, round_result *r, size_t n,
-                       k3i_err *err)
+/* `m` is sorted: the median is reported, and the spread. */
+static void print_shares(k3i_table *t, const char *key, const char *title, const measure *m,
+                         size_t n)
 {
+    k3i_table_real(t, key, title, m[n / 2].share, "");
+    k3i_table_real(t, "share_min", "  slowest round", m[0].share, "");
+    k3i_table_real(t, "share_max", "  fastest round", m[n - 1].share, "");
+    k3i_table_real(t, "share_in_processor_time", "  the same in processor time", m[n / 2].share_cpu,
+                   "");
+}
+
+static k3_status print(const k3i_args *args, const bench_state *b, const measure *prefill,
+                       const measure *decode, size_t n, k3i_err *err)
+{
+    const measure *p = &prefill[n / 2], *d = &decode[n / 2];
     k3i_table t;
     k3i_table_open(&t, k3i_arg_given(args, "json"));
     k3i_table_text(&t, "model", "Checkpoint", k3i_arg_text(args, "model"));
@@ -120,31 +143,22 @@ static k3_status print(const k3i_args *args, const bench_state *b, round_result 
     k3i_table_text(&t, "mode", "Mode", b->session.info.mode);
     k3i_table_count(&t, "threads", "Threads", (uint64_t)b->session.info.threads);
     k3i_table_count(&t, "rounds", "Rounds (medians follow)", n);
-    qsort(r, n, sizeof *r, by_prefill);
-    const round_result *p = &r[n / 2];
     k3i_table_begin(&t, "prefill", "Prefill");
     k3i_table_count(&t, "tokens", "tokens", (uint64_t)b->n_prefill);
-    k3i_table_real(&t, "tokens_per_s", "speed", b->n_prefill / p->prefill_s, "tokens/s");
-    k3i_table_real(&t, "gflop_per_s", "arithmetic", prefill_flop(b) / p->prefill_s * 1e-9,
-                   "GFLOP/s");
+    k3i_table_real(&t, "tokens_per_s", "speed", b->n_prefill / p->wall_s, "tokens/s");
+    k3i_table_real(&t, "gflop_per_s", "arithmetic", prefill_flop(b) / p->wall_s * 1e-9, "GFLOP/s");
     k3i_table_text(&t, "peak_kind", "peak of", b->peak_name);
-    k3i_table_real(&t, "peak_gflop_per_s", "peak measured", p->peak_rate * 1e-9, "GFLOP/s");
-    k3i_table_real(&t, "share_of_bf16_peak", "share of the peak", p->prefill_share, "");
-    k3i_table_real(&t, "share_min", "  slowest round", r[0].prefill_share, "");
-    k3i_table_real(&t, "share_max", "  fastest round", r[n - 1].prefill_share, "");
+    k3i_table_real(&t, "peak_gflop_per_s", "peak measured", p->limit * 1e-9, "GFLOP/s");
+    print_shares(&t, "share_of_bf16_peak", "share of the peak", prefill, n);
     k3i_table_end(&t);
-    qsort(r, n, sizeof *r, by_decode);
-    const round_result *d = &r[n / 2];
     k3i_table_begin(&t, "decode", "Decode");
     k3i_table_count(&t, "tokens", "tokens", (uint64_t)b->n_decode);
-    k3i_table_real(&t, "tokens_per_s", "speed", b->n_decode / d->decode_s, "tokens/s");
+    k3i_table_real(&t, "tokens_per_s", "speed", b->n_decode / d->wall_s, "tokens/s");
     k3i_table_bytes(&t, "bytes_per_token", "bytes moved per token",
                     (uint64_t)(decode_bytes(b) / b->n_decode));
-    k3i_table_real(&t, "gb_per_s", "memory", decode_bytes(b) / d->decode_s * 1e-9, "GB/s");
-    k3i_table_real(&t, "read_roof_gb_per_s", "read roof measured", d->read_rate * 1e-9, "GB/s");
-    k3i_table_real(&t, "share_of_read_roof", "share of the roof", d->decode_share, "");
-    k3i_table_real(&t, "share_min", "  slowest round", r[0].decode_share, "");
-    k3i_table_real(&t, "share_max", "  fastest round", r[n - 1].decode_share, "");
+    k3i_table_real(&t, "gb_per_s", "memory", decode_bytes(b) / d->wall_s * 1e-9, "GB/s");
+    k3i_table_real(&t, "read_roof_gb_per_s", "read roof measured", d->limit * 1e-9, "GB/s");
+    print_shares(&t, "share_of_read_roof", "share of the roof", decode, n);
     k3i_table_end(&t);
     k3_status st = K3_OK;
     if (k3i_arg_given(args, "speculative-config"))
@@ -201,19 +215,25 @@ int k3i_cmd_bench(const k3i_args *args)
 {
     k3i_err err;
     bench_state b = {0};
-    round_result rounds[MAX_ROUNDS] = {{0}};
+    measure prefill[MAX_ROUNDS] = {{0}}, decode[MAX_ROUNDS] = {{0}};
     size_t n = (size_t)k3i_arg_int(args, "rounds");
     k3_status st = check_options(args, &err);
     if (st == K3_OK)
         st = prepare(args, &b, &err);
-    /* A first round brings the weights into memory; it is not counted. */
+    /* A first round brings the weights into memory; it is overwritten. */
     for (size_t i = 0; i <= n && st == K3_OK; i++) {
-        st = one_round(&b, &rounds[i == 0 ? 0 : i - 1], &err);
+        size_t at = i == 0 ? 0 : i - 1;
+        st = measure_prefill(&b, &prefill[at], &err);
+        if (st == K3_OK)
+            st = measure_decode(&b, &decode[at], &err);
         k3i_progress_bar("measuring", i, n);
     }
     k3i_progress_clear();
-    if (st == K3_OK)
-        st = print(args, &b, rounds, n, &err);
+    if (st == K3_OK) {
+        qsort(prefill, n, sizeof *prefill, by_share);
+        qsort(decode, n, sizeof *decode, by_share);
+        st = print(args, &b, prefill, decode, n, &err);
+    }
     k3i_team_free(b.team);
     k3i_free(b.memory);
     k3i_free(b.logits);
