@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh Debian machine: `make demo` and `make test`.
-.PHONY: demo test build setup clean
+.PHONY: demo test test-vllm build setup clean
 
 build: setup
 	cmake --preset release >/dev/null
@@ -13,6 +13,9 @@ demo: build
 
 test: build
 	tools/test.sh
+
+test-vllm: build
+	tools/test-vllm.sh
 
 clean:
 	rm -rf build/release build/debug build/asan build/tsan build/fuzz build/clang build/test-logs

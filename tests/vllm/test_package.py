@@ -1,0 +1,80 @@
+"""The package without vLLM, and the ctypes binding against the header."""
+
+import ctypes
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import REPO
+
+from k3_vllm import lib
+
+STRUCTS = {
+    "k3_info": lib.Info,
+    "k3_kv_config": lib.KvConfig,
+    "k3_kv_layout": lib.KvLayout,
+    "k3_batch": lib.Batch,
+    "k3_commit_args": lib.CommitArgs,
+    "k3_draft_args": lib.DraftArgs,
+    "k3_image": lib.Image,
+    "k3_stats_t": lib.Stats,
+}
+
+
+def test_importing_the_package_imports_nothing_of_vllm():
+    code = "import k3_vllm, sys; assert not [m for m in sys.modules if m.split('.')[0] in ('vllm', 'torch')]"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_structs_have_the_layout_of_the_header(tmp_path):
+    """A C program prints size and offsets of every struct; ctypes must agree."""
+    lines = []
+    for c_name, cls in STRUCTS.items():
+        lines.append(f'printf("{c_name} %zu", sizeof({c_name}));')
+        lines += [f'printf(" %zu", offsetof({c_name}, {field}));' for field, _ in cls._fields_]
+        lines.append('printf("\\n");')
+    source = tmp_path / "layout.c"
+    source.write_text(
+        "#include <k3/k3.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void)\n{\n%s\nreturn 0;\n}\n"
+        % "\n".join(lines)
+    )
+    program = tmp_path / "layout"
+    subprocess.run(["cc", "-I", str(REPO / "include"), "-o", program, source], check=True)
+    output = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    for line in output.splitlines():
+        c_name, size, *offsets = line.split()
+        cls = STRUCTS[c_name]
+        assert ctypes.sizeof(cls) == int(size), c_name
+        assert [getattr(cls, field).offset for field, _ in cls._fields_] == [int(o) for o in offsets], c_name
+
+
+def test_no_struct_or_constant_of_the_header_is_missing():
+    header = (REPO / "include/k3/k3.h").read_text()
+    assert set(re.findall(r"^\} (k3_\w+);", header, re.M)) == set(STRUCTS)
+    assert int(re.search(r"K3_ABI_VERSION (\d+)", header)[1]) == lib.ABI_VERSION
+    for c_name, cls in STRUCTS.items():
+        body = re.search(r"typedef struct \{((?:(?!typedef).)*?)\n\} %s;" % c_name, header, re.S)[1]
+        body = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
+        names = re.findall(r"[\s*](\w+)(?:\[\d+\])?(?=\s*[,;])", body)
+        assert names == [name for name, _ in cls._fields_], c_name
+
+
+def test_missing_library_is_one_clear_sentence():
+    with pytest.raises(lib.K3Error, match="libk3 cannot be loaded from /nonexistent/libk3.so"):
+        lib.load("/nonexistent/libk3.so")
+
+
+def test_other_abi_version_is_refused(tmp_path):
+    source = tmp_path / "old.c"
+    source.write_text("int k3_abi_version(void) { return 99; }\n")
+    path = tmp_path / "libk3.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", path, source], check=True)
+    with pytest.raises(lib.K3Error, match="ABI version 99, this k3-vllm needs 1"):
+        lib.load(str(path))
+
+
+def test_sources_stay_small():
+    sizes = {p.name: len(p.read_text().splitlines()) for p in pathlib.Path(lib.__file__).parent.glob("*.py")}
+    assert max(sizes.values()) < 500, sizes
