@@ -30,6 +30,7 @@ typedef struct {
     k3i_api_config config;
     k3i_api api;
     k3i_server *server;
+    k3i_vocab *vocab;
     list names, keys, domains;
 } serve_state;
 
@@ -138,7 +139,11 @@ static k3_status open_all(const k3i_args *args, serve_state *s, k3i_err *err)
     s->api.created = (int64_t)time(NULL);
     if (getrandom(&s->api.id_seed, sizeof s->api.id_seed, 0) != sizeof s->api.id_seed)
         return k3i_fail(err, K3_E_IO, "the system gives no random bytes");
-    st = k3i_media_store_new(&s->config.media, &s->host.image, s->config.root, &s->api.media, err);
+    st = k3i_vocab_new(s->host.tok, &s->vocab, err);
+    s->api.vocab = s->vocab;
+    if (st == K3_OK)
+        st = k3i_media_store_new(&s->config.media, &s->host.image, s->config.root, &s->api.media,
+                                 err);
     if (st == K3_OK)
         st = k3i_server_start(&s->api, k3i_arg_text(args, "host"),
                               (int32_t)k3i_arg_int(args, "port"), &s->server, err);
@@ -147,6 +152,9 @@ static k3_status open_all(const k3i_args *args, serve_state *s, k3i_err *err)
 
 static void close_all(serve_state *s)
 {
+    k3i_serve_free(s->host.serve); /* its requests use the vocabulary */
+    s->host.serve = NULL;
+    k3i_vocab_free(s->vocab);
     k3i_host_close(&s->host);
     k3i_media_store_free(s->api.media);
     k3i_free(s->names.text);

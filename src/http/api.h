@@ -3,6 +3,7 @@
 #ifndef K3I_API_H
 #define K3I_API_H
 
+#include "grammar.h"
 #include "media.h"
 #include "serve.h"
 #include "tokenizer.h"
@@ -29,6 +30,7 @@ typedef struct {
     const k3i_api_config *config;
     k3i_serve *serve;
     const k3i_tok *tok;
+    const k3i_vocab *vocab; /* for constrained answers */
     k3i_media_store *media;
     int64_t created;       /* UNIX seconds */
     atomic_llong n_calls;  /* makes ids unique */

@@ -63,6 +63,7 @@ void k3i_call_unref(k3i_api_call *c)
         return;
     for (int32_t i = 0; i < c->n_choices; i++)
         k3i_choice_done(&c->choice[i]);
+    k3i_grammar_free(c->grammar);
     k3i_chat_prompt_done(&c->prompt);
     yyjson_doc_free(c->doc);
     k3i_arena_done(&c->arena);

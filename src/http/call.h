@@ -10,6 +10,7 @@
 #include "api.h"
 #include "chat.h"
 #include "choice.h"
+#include "grammar.h"
 #include "json_out.h"
 
 typedef struct k3i_api_call k3i_api_call;
@@ -45,6 +46,7 @@ struct k3i_api_call {
     k3i_chat_req chat;
     k3i_chat_prompt prompt;
     k3i_unfold_opts unfold;
+    k3i_grammar *grammar;  /* NULL: the answer is free */
     bool is_chat, is_done; /* is_done: the stream is complete */
     char id[176];
     int64_t created;

@@ -96,6 +96,63 @@ static bool attach(k3i_api_call *c, k3i_request *r, k3i_media_picture *pictures,
     return true;
 }
 
+/* ---- constrained answers -----------------------------------------------------------------------
+ */
+
+/* The matcher of one request, which also says how many tokens are left. */
+typedef struct {
+    k3i_matcher *matcher;
+    const k3i_request *req;
+} constrained;
+
+static k3_status constrain_mask(void *self, uint32_t *words, bool *ret_is_active, k3i_err *err)
+{
+    constrained *k = self;
+    int32_t left = k->req->max_tokens - (k->req->n_tokens - k->req->n_prompt);
+    *ret_is_active = true;
+    return k3i_matcher_mask(k->matcher, (size_t)(left > 1 ? left : 1), words, err);
+}
+
+static k3_status constrain_accept(void *self, int32_t token, k3i_err *err)
+{
+    constrained *k = self;
+    return k3i_matcher_is_done(k->matcher) ? K3_OK : k3i_matcher_advance(k->matcher, token, err);
+}
+
+static void constrain_free(void *self)
+{
+    constrained *k = self;
+    k3i_matcher_free(k->matcher);
+    k3i_free(k);
+}
+
+static bool constrain(k3i_api_call *c, k3i_request *r, k3i_fault *fault)
+{
+    if (c->grammar == NULL)
+        return true;
+    k3i_err err;
+    constrained *k = k3i_alloc_zero(sizeof *k);
+    if (k == NULL)
+        return k3i_fault_set(fault, 503, NULL, "out of memory");
+    k->req = r;
+    r->constraint = (k3i_constraint){k, constrain_mask, constrain_accept, constrain_free};
+    if (k3i_matcher_new(c->api->vocab, c->grammar, &k->matcher, &err) != K3_OK)
+        return k3i_fault_from(fault, &err, NULL);
+    return true;
+}
+
+static bool read_grammar(k3i_api_call *c, k3i_fault *fault)
+{
+    k3i_err err;
+    bool is_format = c->chat.format != K3I_FORMAT_TEXT;
+    if (k3i_grammar_new(&c->chat, c->prompt.channel, &c->grammar, &err) != K3_OK)
+        return k3i_fault_from(fault, &err, is_format ? "response_format" : "tools");
+    if (c->grammar != NULL && c->params.sampling.min_tokens > 0)
+        return k3i_fault_set(fault, 400, "min_tokens",
+                             "min_tokens cannot be combined with forced tools or response_format.");
+    return true;
+}
+
 static bool make_choices(k3i_api_call *c, k3i_media_picture *pictures, k3i_fault *fault)
 {
     c->choice = k3i_arena_new(&c->arena, k3i_choice, (size_t)c->params.n);
@@ -104,7 +161,7 @@ static bool make_choices(k3i_api_call *c, k3i_media_picture *pictures, k3i_fault
     for (int32_t i = 0; i < c->params.n; i++) {
         k3i_request *r;
         if (!k3i_call_add_choice(c, i, 0, c->prompt.ids.id, (int32_t)c->prompt.ids.n, &r, fault) ||
-            !attach(c, r, pictures, i == c->params.n - 1, fault))
+            !constrain(c, r, fault) || !attach(c, r, pictures, i == c->params.n - 1, fault))
             return false;
     }
     return true;
@@ -139,12 +196,7 @@ bool k3i_chat_prepare(k3i_api_call *c, yyjson_val *root, k3i_fault *fault)
         return k3i_fault_set(fault, 400, "echo", "echo is not supported for chat completions.");
     if (!k3i_chat_read_prompt(c, root, &pictures, &n_pictures, fault))
         return false;
-    bool is_forced =
-        c->chat.tool_choice == K3I_TOOLS_REQUIRED || c->chat.tool_choice == K3I_TOOLS_NAMED;
-    bool ok = true;
-    if (is_forced || c->chat.format != K3I_FORMAT_TEXT)
-        ok = k3i_fault_set(fault, 400, is_forced ? "tool_choice" : "response_format",
-                           "constrained decoding is not available in this build.");
+    bool ok = read_grammar(c, fault);
     set_unfold(c);
     ok = ok && make_choices(c, pictures, fault);
     k3i_pictures_free(pictures, n_pictures);

@@ -13,9 +13,10 @@ static const double PRIOR_SURVIVAL = 0.7, PRIOR_WEIGHT = 2.0;
 static const double DECAY = 0.95;
 /* Per measurement: about the last 8 steps count. */
 static const double COST_GAIN = 0.125;
-/* A plain step is measured again after this many drafting ones, because costs drift with context.
- */
-enum { REMEASURE = 128, FIRST_LOOKS = 2 };
+/* Plain steps before the first draft: the first runs on cold caches and says little. Later they are
+ * measured again after so many drafting steps, at growing distance, because costs drift with
+ * context. */
+enum { FIRST_LOOKS = 3, FIRST_DISTANCE = 16, LAST_DISTANCE = 256 };
 
 void k3i_policy_init(k3i_policy *p, int32_t max_width, bool is_fixed)
 {
@@ -34,8 +35,11 @@ void k3i_policy_saw_step(k3i_policy *p, int32_t rows, double ns)
     p->clock_ns += ns;
     if (rows < 1 || rows > K3_COST_ROWS)
         return;
-    blend(&p->step_ns[rows], ns);
-    p->step_seen[rows]++;
+    /* The fastest of the first looks, a decayed mean from then on. */
+    if (p->step_seen[rows]++ >= FIRST_LOOKS)
+        blend(&p->step_ns[rows], ns);
+    else if (p->step_ns[rows] == 0.0 || ns < p->step_ns[rows])
+        p->step_ns[rows] = ns;
 }
 
 void k3i_policy_saw_draft(k3i_policy *p, int32_t n_reqs, int32_t width, double ns)
@@ -161,8 +165,12 @@ int32_t k3i_policy_choose(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs,
     int32_t largest;
     if (p->is_fixed || n > K3_COST_ROWS / 2) {
         largest = all_at(n, cap, p->max_width, ret);
-    } else if (p->step_seen[n] < FIRST_LOOKS) {
+    } else if (p->step_seen[n] < FIRST_LOOKS || p->n_drafting >= p->next_look) {
         largest = all_at(n, cap, 0, ret); /* the yardstick first */
+        int64_t distance = p->n_drafting < FIRST_DISTANCE ? FIRST_DISTANCE : p->n_drafting;
+        p->next_look = p->n_drafting + (distance < LAST_DISTANCE ? distance : LAST_DISTANCE);
+        p->n_plain++;
+        return 0;
     } else if (p->draft_ns[p->max_width] == 0.0) {
         largest = all_at(n, cap, p->max_width, ret);
     } else {
@@ -180,8 +188,5 @@ int32_t k3i_policy_choose(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs,
         p->n_drafting++;
     else
         p->n_plain++;
-    /* Costs drift: forget the plain one at times, which makes the next step measure it. */
-    if (largest > 0 && !p->is_fixed && p->n_drafting % REMEASURE == 0)
-        p->step_seen[n] = FIRST_LOOKS - 1;
     return largest;
 }

@@ -30,6 +30,7 @@ typedef struct {
     double draft_ns[K3_MAX_WIDTH + 1]; /* by width, for one request in the pass */
     double survived, tried;            /* over all requests: the prior of a new one */
     double clock_ns, probed_ns;        /* time of decode steps so far; at the last probe */
+    int64_t next_look;                 /* n_drafting at which a plain step is measured again */
     int64_t n_plain, n_drafting;       /* decisions by kind, for the statistics */
 } k3i_policy;
 
