@@ -38,7 +38,7 @@ static const k3i_ops avx512_plain_ops = {
 #undef OP
 };
 
-/* Full of the plain kernels, then three of them replaced. */
+/* Full of the plain kernels, then some of them replaced. */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Woverride-init"
 static const k3i_ops avx512_ops = {
@@ -49,6 +49,7 @@ static const k3i_ops avx512_ops = {
     .gemm_bf16 = k3i_gemm_bf16__avx512bf16,
     .gemm_mxfp4_bf16 = k3i_gemm_mxfp4_bf16__avx512bf16,
     .attn_segment_bf16 = k3i_attn_segment_bf16__avx512bf16,
+    .roof_bf16 = k3i_roof_bf16__avx512bf16,
 };
 #pragma GCC diagnostic pop
 #endif

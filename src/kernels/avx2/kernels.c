@@ -8,5 +8,6 @@
 #include "../simd/elementwise.inc"
 #include "../simd/gemm.inc"
 #include "../simd/kda.inc"
+#include "../simd/roof.inc"
 
 #include "../simd/attn_f32.inc"

@@ -116,6 +116,8 @@ INLINE vec v_copysign(vec x, vec sign)
     return _mm256_or_ps(_mm256_andnot_ps(m, x), _mm256_and_ps(m, sign));
 }
 
+INLINE vec v_xor(vec a, vec b) { return _mm256_xor_ps(a, b); }
+
 /* a < b ? yes : no */
 INLINE vec v_if_lt(vec a, vec b, vec yes, vec no)
 {

@@ -29,10 +29,10 @@ enum {
 
 typedef __m512 vec;
 
+/* The first n lanes set. */
 INLINE __mmask16 lanes(size_t n)
 {
-    unsigned mask = n >= 16 ? 0xffffu : (1u << n) - 1u;
-    return (__mmask16)mask;
+    return (__mmask16)(0xffffu >> (n >= 16 ? 0 : 16 - n));
 }
 
 INLINE vec v_zero(void) { return _mm512_setzero_ps(); }
@@ -109,6 +109,8 @@ INLINE vec v_copysign(vec x, vec sign)
     return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(x),
                                                          _mm512_castps_si512(sign), m, 0xd8));
 }
+
+INLINE vec v_xor(vec a, vec b) { return _mm512_xor_ps(a, b); }
 
 /* a < b ? yes : no */
 INLINE vec v_if_lt(vec a, vec b, vec yes, vec no)
