@@ -5,9 +5,10 @@
  * this order, because accumulators, not sums, are kept between blocks. Products are exact; what lies below 2^-126
  * counts as 0 (the instruction's rule), so MXFP4 rows with such scales take the f32 kernel instead.
  *
- * A few rows read the weights in place, so that one row streams them at memory speed. More rows first copy (MXFP4:
- * decode) NR weight rows into a panel in the order the tile reads them; the panel then serves all rows from L1. In
- * place they would not stay there: rows 2^n bytes apart fall into the same cache sets.
+ * bf16 weights are read in place: a tile of MR rows and NR outputs runs over the whole of k, all tiles of rows that
+ * fit L2 follow each other on the same NR weight rows, and the next weight rows are prefetched meanwhile, so one row
+ * streams weights at memory speed and many rows run near the peak. MXFP4 does the same up to DIRECT_ROWS rows. For
+ * more, decoding pays once: a block of NR weight rows becomes a panel of bf16 in the order the tile reads it.
  *
  *   panel [step][NR][32]          step = 32 columns, one vector */
 #include "bf16_ops.h"
@@ -19,11 +20,12 @@ void k3i_gemm_mxfp4_bf16__avx512(float *y, size_t y_stride, const uint16_t *x, s
 enum {
     MR = GEMM_MR,
     NR = GEMM_NR,
-    KB = 1024,    /* columns a panel holds: 12 KiB of L1's 32, with 8 KiB of x beside it */
-    RB = 16 * MR, /* rows whose accumulators (24 KiB) are kept between blocks of k */
-    EB = 512,     /* columns whose exponents are made at once: 16 groups, one vector */
     TILE = MR * NR,
-    DIRECT_ROWS = 2 * MR, /* up to here, reading weights in place is faster than the panel */
+    X_BYTES = 1 << 18,      /* of x that stay in L2 beside the weights: a quarter of Zen 4's, half of Skylake's */
+    PREFETCH_BYTES = 16384, /* measured on Zen 4: 8 to 32 KiB are alike */
+    DIRECT_ROWS = 4 * MR,   /* up to here, decoding MXFP4 for each tile is faster than the panel */
+    KB = 1024,              /* columns a panel holds: 12 KiB of L1's 32, with 8 KiB of x beside it */
+    RB = 16 * MR,           /* rows whose accumulators (24 KiB) are kept between blocks of k */
 };
 
 typedef struct {
@@ -34,140 +36,158 @@ typedef struct {
     const uint8_t *w; /* bf16 or packed MXFP4 rows */
     const uint8_t *scale;
     size_t n_row, n_out, k;
+    const struct codes *codes; /* MXFP4 */
 } gemm;
 
 enum { W_BF16, W_MXFP4 };
 
-/* What n <= 16 scales add to the exponent of a bf16, twice in each dword, so that one broadcast serves all words. */
-INLINE __m512i exponents(const uint8_t *scale, size_t n)
-{
-    __m512i e = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(lanes(n), scale));
-    e = _mm512_slli_epi16(_mm512_sub_epi16(e, _mm512_set1_epi32(127)), 7);
-    return _mm512_or_si512(_mm512_slli_epi32(e, 16), e);
-}
+/* The 16 codes as bf16 under every scale, twice, so that the fifth bit of an index is harmless. Entries that are not
+ * normal numbers are wrong; rows that need them take the f32 kernel. */
+typedef struct codes {
+    __m512i of[256];
+} codes;
 
-/* One group of 32 MXFP4 columns as bf16. Byte j holds columns 2 j and 2 j + 1, lane j of the pair product: times
- * 2^12 + 1 its nibbles stand in the low bits of both words of the lane, where a table lookup takes five bits each;
- * the fifth is noise, which a doubled table makes harmless. `exponent` (see above) moves every entry but 0. */
-INLINE __m512i load_mxfp4(const uint8_t *p, const uint32_t *exponent)
+static void codes_init(codes *t)
 {
-    const __m512i table = _mm512_set_epi16(
+    const __m512i one = _mm512_set_epi16(
         (int16_t)0xc0c0, (int16_t)0xc080, (int16_t)0xc040, (int16_t)0xc000, (int16_t)0xbfc0, (int16_t)0xbf80,
         (int16_t)0xbf00, (int16_t)0x8000, 0x40c0, 0x4080, 0x4040, 0x4000, 0x3fc0, 0x3f80, 0x3f00, 0x0000,
         (int16_t)0xc0c0, (int16_t)0xc080, (int16_t)0xc040, (int16_t)0xc000, (int16_t)0xbfc0, (int16_t)0xbf80,
         (int16_t)0xbf00, (int16_t)0x8000, 0x40c0, 0x4080, 0x4040, 0x4000, 0x3fc0, 0x3f80, 0x3f00, 0x0000);
     const __mmask32 not_zero = 0xfefefefe;
+    for (int e = 0; e < 256; e++)
+        t->of[e] = _mm512_mask_add_epi16(one, not_zero, one, _mm512_set1_epi16((int16_t)((e - 127) * 128)));
+}
+
+/* One group of 32 MXFP4 columns as bf16. Byte j holds columns 2 j and 2 j + 1, lane j of the pair product: times
+ * 2^12 + 1 its nibbles stand in the low bits of both words of the lane, where the lookup takes five bits each. */
+INLINE __m512i load_mxfp4(const codes *t, const uint8_t *p, const uint8_t *scale)
+{
     __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i_u *)p));
     __m512i index = _mm512_madd_epi16(bytes, _mm512_set1_epi32(0x1001));
-    __m512i scaled = _mm512_mask_add_epi16(table, not_zero, table, _mm512_set1_epi32((int)*exponent));
-    return _mm512_permutexvar_epi16(index, scaled);
+    return _mm512_permutexvar_epi16(index, t->of[*scale]);
 }
 
-/* Columns c.. of weight row o, n of them left; exponent belongs to the group that starts there. */
-INLINE __m512i load_w(const gemm *g, int w_kind, size_t o, size_t c, size_t n, const uint32_t *exponent)
-{
-    if (w_kind == W_BF16)
-        return load_pairs(g->w + 2 * (o * g->k + c), n);
-    return load_mxfp4(g->w + (o * g->k + c) / 2, exponent);
-}
-
-/* The exponents of the groups in columns c..c+n-1 (n <= EB) of row o. */
-INLINE void load_exponents(const gemm *g, int w_kind, size_t o, size_t c, size_t n, uint32_t *ret)
-{
-    if (w_kind == W_MXFP4)
-        _mm512_storeu_si512(ret, exponents(g->scale + (o * g->k + c) / 32, n / 32));
-}
-
-/* Sums the lanes of acc [mr][NR] into y; outputs from n_out on do not exist. */
-INLINE void finish(const gemm *g, const vec *acc, size_t mr, size_t r, size_t o)
+/* Sums the lanes of acc [mr][nr] into y; outputs from n_out on do not exist. */
+INLINE void finish(const gemm *g, const vec *acc, size_t mr, size_t nr, size_t r, size_t o)
 {
     float sum[TILE + 3];
-    for (size_t i = 0; i < mr * NR; i += 4) {
+    for (size_t i = 0; i < mr * nr; i += 4) {
         vec v[4];
         UNROLL
         for (size_t j = 0; j < 4; j++)
-            v[j] = i + j < mr * NR ? acc[i + j] : v_zero();
+            v[j] = i + j < mr * nr ? acc[i + j] : v_zero();
         _mm_storeu_ps(sum + i, v_sum4(v[0], v[1], v[2], v[3]));
     }
-    size_t n = g->n_out - o < NR ? g->n_out - o : NR;
+    size_t n = g->n_out - o < nr ? g->n_out - o : nr;
     UNROLL
     for (size_t i = 0; i < mr; i++) {
-        float *y = g->y + (r + i) * g->y_stride + o;
-        if (n == NR) {
-            __builtin_memcpy(y, sum + i * NR, NR * sizeof *y);
-            continue;
-        }
         for (size_t j = 0; j < n; j++)
-            y[j] = sum[i * NR + j];
+            g->y[(r + i) * g->y_stride + o + j] = sum[i * nr + j];
     }
 }
 
-/* Rows r..r+mr-1, outputs o..o+NR-1, weights in place. Missing outputs repeat the last one. */
-INLINE void direct(const gemm *g, int w_kind, size_t mr, size_t r, size_t o)
+/* Into L2: the distance is too long for L1. An address behind the end never faults. */
+INLINE void prefetch(const uint8_t *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T1);
+}
+
+/* Bytes between the weights in use and those asked for: whole tiles, and enough to hide the latency of memory. */
+INLINE size_t prefetch_distance(size_t row_bytes)
+{
+    size_t tile_bytes = NR * row_bytes;
+    return (PREFETCH_BYTES + tile_bytes - 1) / tile_bytes * tile_bytes;
+}
+
+/* Rows r..r+mr-1, outputs o..o+nr-1, weights in place. */
+INLINE void direct_bf16(const gemm *g, size_t mr, size_t nr, size_t r, size_t o)
 {
     vec acc[TILE];
-    size_t row[NR];
-    uint32_t exponent[NR][EB / 32];
+    const uint16_t *x = g->x + r * g->x_stride;
+    size_t row_bytes = 2 * g->k, ahead = prefetch_distance(row_bytes);
+    const uint8_t *w = g->w + o * row_bytes;
     UNROLL
-    for (size_t j = 0; j < NR; j++)
-        row[j] = o + j < g->n_out ? o + j : g->n_out - 1;
-    UNROLL
-    for (size_t i = 0; i < mr * NR; i++)
+    for (size_t i = 0; i < mr * nr; i++)
         acc[i] = v_zero();
-    for (size_t c0 = 0; c0 < g->k; c0 += EB) {
-        size_t end = g->k - c0 < EB ? g->k : c0 + EB;
+    for (size_t c = 0; c < g->k; c += 32, w += 64, x += 32) {
+        __m512i v[MR];
         UNROLL
-        for (size_t j = 0; j < NR; j++)
-            load_exponents(g, w_kind, row[j], c0, end - c0, exponent[j]);
-        for (size_t c = c0; c < end; c += 32) {
-            __m512i x[MR];
+        for (size_t i = 0; i < mr; i++)
+            v[i] = load_pairs(x + i * g->x_stride, g->k - c);
+        UNROLL
+        for (size_t j = 0; j < nr; j++) {
+            prefetch(w + j * row_bytes + ahead);
+            __m512i u = load_pairs(w + j * row_bytes, g->k - c);
             UNROLL
             for (size_t i = 0; i < mr; i++)
-                x[i] = load_pairs(g->x + (r + i) * g->x_stride + c, end - c);
-            UNROLL
-            for (size_t j = 0; j < NR; j++) {
-                __m512i w = load_w(g, w_kind, row[j], c, end - c, exponent[j] + (c - c0) / 32);
-                UNROLL
-                for (size_t i = 0; i < mr; i++)
-                    acc[i * NR + j] = dot_pairs(x[i], w, acc[i * NR + j]);
-            }
+                acc[i * nr + j] = dot_pairs(v[i], u, acc[i * nr + j]);
         }
     }
-    finish(g, acc, mr, r, o);
+    finish(g, acc, mr, nr, r, o);
 }
 
-INLINE void fill(const gemm *g, int w_kind, uint16_t *panel, size_t o, size_t c0, size_t n)
+INLINE void direct_mxfp4(const gemm *g, size_t mr, size_t nr, size_t r, size_t o)
 {
+    vec acc[TILE];
+    const uint16_t *x = g->x + r * g->x_stride;
+    size_t row_bytes = g->k / 2, row_groups = g->k / 32, ahead = prefetch_distance(row_bytes);
+    const uint8_t *w = g->w + o * row_bytes, *scale = g->scale + o * row_groups;
+    UNROLL
+    for (size_t i = 0; i < mr * nr; i++)
+        acc[i] = v_zero();
+    for (size_t s = 0; s < row_groups; s++, w += 16, x += 32, scale++) {
+        if (s % 4 == 0) {
+            UNROLL
+            for (size_t j = 0; j < nr; j++)
+                prefetch(w + j * row_bytes + ahead);
+        }
+        __m512i v[MR];
+        UNROLL
+        for (size_t i = 0; i < mr; i++)
+            v[i] = _mm512_loadu_si512(x + i * g->x_stride);
+        UNROLL
+        for (size_t j = 0; j < nr; j++) {
+            __m512i u = load_mxfp4(g->codes, w + j * row_bytes, scale + j * row_groups);
+            UNROLL
+            for (size_t i = 0; i < mr; i++)
+                acc[i * nr + j] = dot_pairs(v[i], u, acc[i * nr + j]);
+        }
+    }
+    finish(g, acc, mr, nr, r, o);
+}
+
+/* Groups s0..s0+n-1 of outputs o.. into the panel. */
+INLINE void fill(const gemm *g, uint16_t *panel, size_t o, size_t s0, size_t n)
+{
+    size_t row_bytes = g->k / 2, row_groups = g->k / 32, ahead = prefetch_distance(row_bytes);
     for (size_t j = 0; j < NR; j++) {
-        uint32_t exponent[EB / 32];
-        for (size_t c = 0; c < n; c += 32) {
-            __m512i w = _mm512_setzero_si512();
-            if (o + j < g->n_out) {
-                if (c % EB == 0)
-                    load_exponents(g, w_kind, o + j, c0 + c, n - c < EB ? n - c : EB, exponent);
-                w = load_w(g, w_kind, o + j, c0 + c, n - c, exponent + c % EB / 32);
-            }
-            _mm512_store_si512(panel + c * NR + j * 32, w);
+        const uint8_t *w = g->w + (o + j) * row_bytes + s0 * 16, *scale = g->scale + (o + j) * row_groups + s0;
+        for (size_t s = 0; s < n; s++) {
+            if (s % 4 == 0)
+                prefetch(w + s * 16 + ahead);
+            __m512i u = o + j < g->n_out ? load_mxfp4(g->codes, w + s * 16, scale + s) : _mm512_setzero_si512();
+            _mm512_store_si512(panel + (s * NR + j) * 32, u);
         }
     }
 }
 
-/* Adds columns c0..c0+n-1 to acc [mr][NR] of rows r.. . */
-INLINE void tile(const gemm *g, const uint16_t *panel, vec *acc, size_t mr, size_t r, size_t c0, size_t n)
+/* Adds groups s0..s0+n-1 to acc [mr][NR] of rows r.. . */
+INLINE void tile(const gemm *g, const uint16_t *panel, vec *acc, size_t mr, size_t r, size_t s0, size_t n)
 {
     vec a[TILE];
     UNROLL
     for (size_t i = 0; i < mr * NR; i++)
         a[i] = acc[i];
-    const uint16_t *x = g->x + r * g->x_stride + c0;
-    for (size_t c = 0; c < n; c += 32) {
+    const uint16_t *x = g->x + r * g->x_stride + s0 * 32;
+    for (size_t s = 0; s < n; s++, x += 32, panel += NR * 32) {
         __m512i w[NR];
         UNROLL
         for (size_t j = 0; j < NR; j++)
-            w[j] = _mm512_load_si512(panel + c * NR + j * 32);
+            w[j] = _mm512_load_si512(panel + j * 32);
         UNROLL
         for (size_t i = 0; i < mr; i++) {
-            __m512i v = load_pairs(x + i * g->x_stride + c, n - c);
+            __m512i v = _mm512_loadu_si512(x + i * g->x_stride);
             UNROLL
             for (size_t j = 0; j < NR; j++)
                 a[i * NR + j] = dot_pairs(v, w[j], a[i * NR + j]);
@@ -187,22 +207,7 @@ INLINE void tile(const gemm *g, const uint16_t *panel, vec *acc, size_t mr, size
     default: f(MR); break;                                                                                             \
     }
 
-/* Asks for a share (every n_part-th line from `part`) of the weights that the panel behind (o, c) will be filled from,
- * so that its fill does not wait for memory. */
-INLINE void ask_ahead(const gemm *g, int w_kind, size_t o, size_t c, size_t part, size_t n_part)
-{
-    size_t next_c = c + KB < g->k ? c + KB : 0, next_o = next_c > 0 ? o : o + NR;
-    size_t n = g->k - next_c < KB ? g->k - next_c : KB;
-    size_t row = w_kind == W_BF16 ? 2 * g->k : g->k / 2, from = w_kind == W_BF16 ? 2 * next_c : next_c / 2;
-    size_t bytes = w_kind == W_BF16 ? 2 * n : n / 2;
-    for (size_t j = 0; j < NR && next_o + j < g->n_out; j++) {
-        const uint8_t *w = g->w + (next_o + j) * row + from;
-        for (size_t at = part * 64; at < bytes; at += n_part * 64)
-            _mm_prefetch((const char *)w + at, _MM_HINT_T1);
-    }
-}
-
-INLINE void with_panel(const gemm *g, int w_kind, size_t r0, size_t n_row, size_t o)
+static void with_panel(const gemm *g, size_t r0, size_t n_row, size_t o)
 {
     uint16_t panel[KB * NR] __attribute__((aligned(64)));
     vec acc[RB / MR][TILE];
@@ -210,41 +215,57 @@ INLINE void with_panel(const gemm *g, int w_kind, size_t r0, size_t n_row, size_
         for (size_t j = 0; j < TILE; j++)
             acc[i][j] = v_zero();
     }
-    for (size_t c = 0; c < g->k; c += KB) {
-        size_t n = g->k - c < KB ? g->k - c : KB;
-        fill(g, w_kind, panel, o, c, n);
+    for (size_t s = 0; s < g->k / 32; s += KB / 32) {
+        size_t n = g->k / 32 - s < KB / 32 ? g->k / 32 - s : KB / 32;
+        fill(g, panel, o, s, n);
         for (size_t i = 0; i * MR < n_row; i++) {
-            ask_ahead(g, w_kind, o, c, i, (n_row + MR - 1) / MR);
-#define CALL(mr) tile(g, panel, acc[i], mr, r0 + i * MR, c, n)
+#define CALL(mr) tile(g, panel, acc[i], mr, r0 + i * MR, s, n)
             WITH_MR(n_row - i * MR, CALL)
 #undef CALL
         }
     }
     for (size_t i = 0; i * MR < n_row; i++)
-        finish(g, acc[i], n_row - i * MR < MR ? n_row - i * MR : MR, r0 + i * MR, o);
+        finish(g, acc[i], n_row - i * MR < MR ? n_row - i * MR : MR, NR, r0 + i * MR, o);
 }
 
-INLINE void run(const gemm *g, int w_kind)
+/* Rows r0..r0+n_row-1 of outputs o..o+nr-1, weights in place. */
+INLINE void direct(const gemm *g, int w_kind, size_t nr, size_t r0, size_t n_row, size_t o)
+{
+    for (size_t r = r0; r < r0 + n_row; r += MR) {
+#define CALL(mr) w_kind == W_BF16 ? direct_bf16(g, mr, nr, r, o) : direct_mxfp4(g, mr, nr, r, o)
+        WITH_MR(r0 + n_row - r, CALL)
+#undef CALL
+    }
+}
+
+/* Weight rows are read once for as many rows of x as stay in L2 beside them. */
+INLINE void run_direct(const gemm *g, int w_kind)
+{
+    size_t n_keep = X_BYTES / (2 * g->k) / MR * MR;
+    n_keep = n_keep < 4 * MR ? 4 * MR : n_keep;
+    for (size_t r = 0; r < g->n_row; r += n_keep) {
+        size_t n = g->n_row - r < n_keep ? g->n_row - r : n_keep, o = 0;
+        for (; o + NR <= g->n_out; o += NR)
+            direct(g, w_kind, NR, r, n, o);
+        for (; o < g->n_out; o++)
+            direct(g, w_kind, 1, r, n, o);
+    }
+}
+
+/* Each panel is decoded once for RB rows. */
+static void run_panel(const gemm *g)
 {
     for (size_t o = 0; o < g->n_out; o += NR) {
-        if (g->n_row <= DIRECT_ROWS) {
-            for (size_t r = 0; r < g->n_row; r += MR) {
-#define CALL(mr) direct(g, w_kind, mr, r, o)
-                WITH_MR(g->n_row - r, CALL)
-#undef CALL
-            }
-            continue;
-        }
         for (size_t r = 0; r < g->n_row; r += RB)
-            with_panel(g, w_kind, r, g->n_row - r < RB ? g->n_row - r : RB, o);
+            with_panel(g, r, g->n_row - r < RB ? g->n_row - r : RB, o);
     }
 }
 
 void ISA_NAME(gemm_bf16)(float *y, size_t y_stride, const uint16_t *x, size_t x_stride, const uint16_t *w,
                                size_t n_row, size_t n_out, size_t k)
 {
-    gemm g = {y, y_stride, x, x_stride, (const uint8_t *)w, NULL, n_row, n_out, k};
-    run(&g, W_BF16);
+    gemm g = {y, y_stride, x, x_stride, (const uint8_t *)w, NULL, n_row, n_out, k, NULL};
+    run_direct(&g, W_BF16);
 }
 
 /* Whether every scale of a row keeps all codes finite in bf16 (6 * 2^(e - 127)) and so large (2^-96) that products
@@ -262,8 +283,14 @@ static int scales_are_ordinary(const uint8_t *scale, size_t n)
 void ISA_NAME(gemm_mxfp4_bf16)(float *y, size_t y_stride, const uint16_t *x, size_t x_stride,
                                      const uint8_t *packed, const uint8_t *scale, size_t n_row, size_t n_out, size_t k)
 {
-    gemm g = {y, y_stride, x, x_stride, packed, scale, n_row, n_out, k};
-    run(&g, W_MXFP4);
+    codes t;
+    codes_init(&t);
+    gemm g = {y, y_stride, x, x_stride, packed, scale, n_row, n_out, k, &t};
+    if (n_row <= DIRECT_ROWS) {
+        run_direct(&g, W_MXFP4);
+    } else {
+        run_panel(&g);
+    }
     for (size_t o = 0; o < n_out; o++) {
         if (!scales_are_ordinary(scale + o * (k / 32), k / 32))
             k3i_gemm_mxfp4_bf16__avx512(y + o, y_stride, x, x_stride, packed + o * (k / 2), scale + o * (k / 32), n_row,
