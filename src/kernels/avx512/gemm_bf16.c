@@ -82,8 +82,13 @@ INLINE void finish(const gemm *g, const vec *acc, size_t mr, size_t nr, size_t r
     size_t n = g->n_out - o < nr ? g->n_out - o : nr;
     UNROLL
     for (size_t i = 0; i < mr; i++) {
+        float *y = g->y + (r + i) * g->y_stride + o;
+        if (n == nr) {
+            __builtin_memcpy(y, sum + i * nr, nr * sizeof *y);
+            continue;
+        }
         for (size_t j = 0; j < n; j++)
-            g->y[(r + i) * g->y_stride + o + j] = sum[i * nr + j];
+            y[j] = sum[i * nr + j];
     }
 }
 
