@@ -16,6 +16,7 @@
 
 typedef struct {
     k3i_target target;
+    k3i_draft_files draft; /* with --draft */
     k3i_cost cost;
     k3_info info;
     k3_kv_layout layout;
@@ -88,6 +89,29 @@ static void add_tensors(k3i_table *t, const k3i_ckpt *ck)
     k3i_table_end(t);
 }
 
+static void add_draft(k3i_table *t, const k3i_draft_files *d)
+{
+    const k3i_draft_config *c = &d->config;
+    char taps[16 * K3I_MAX_TAPS] = "";
+    for (size_t i = 0, n = 0; i < c->n_taps; i++)
+        n += (size_t)snprintf(taps + n, sizeof taps - n, i == 0 ? "%zu" : " %zu", c->taps[i]);
+    k3i_table_begin(t, "draft", "Draft");
+    k3i_table_text(t, "attention", "attention", c->is_mla ? "mla" : "gqa");
+    k3i_table_count(t, "layers", "layers", c->n_layers);
+    k3i_table_text(t, "taps", "tapped layers", taps);
+    k3i_table_text(t, "stream", "tapped stream",
+                   c->stream == K3I_STREAM_PREFIX ? "prefix" : "attn_res");
+    k3i_table_flag(t, "tap_norms", "norm on each tap", c->has_tap_norms);
+    k3i_table_flag(t, "causal", "causal block", c->causal);
+    k3i_table_count(t, "block_size", "trained width (0: not said)", c->block_size);
+    k3i_table_count(t, "markov_rank", "Markov rank", c->markov_rank);
+    k3i_table_flag(t, "confidence_head", "confidence head", c->has_confidence);
+    k3i_table_count(t, "mask_token_id", "mask token", (uint64_t)c->mask_token_id);
+    k3i_table_count(t, "tensors", "tensors", k3i_ckpt_count(d->ckpt));
+    k3i_table_bytes(t, "bytes", "bytes", k3i_ckpt_bytes(d->ckpt));
+    k3i_table_end(t);
+}
+
 static void add_cost(k3i_table *t, const k3i_cost *c)
 {
     k3i_table_begin(t, "bytes_per_token", "Bytes per token (decode, one sequence)");
@@ -128,6 +152,8 @@ static k3_status make_plan(const k3i_args *args, facts *f, k3i_err *err)
     const char *isa = getenv("K3_ISA");
     yyjson_mut_obj_add_str(doc, root, "model", k3i_arg_text(args, "model"));
     yyjson_mut_obj_add_int(doc, root, "max_num_seqs", k3i_arg_int(args, "max-num-seqs"));
+    if (k3i_arg_given(args, "draft"))
+        yyjson_mut_obj_add_str(doc, root, "draft", k3i_arg_text(args, "draft"));
     if (k3i_arg_given(args, "max-model-len"))
         yyjson_mut_obj_add_int(doc, root, "max_model_len", k3i_arg_int(args, "max-model-len"));
     if (isa != NULL)
@@ -168,6 +194,8 @@ int k3i_cmd_info(const k3i_args *args)
     facts f = {0};
     k3i_table table;
     k3_status st = k3i_target_open(k3i_arg_text(args, "model"), &f.target, &err);
+    if (st == K3_OK && k3i_arg_given(args, "draft"))
+        st = k3i_draft_open(k3i_arg_text(args, "draft"), &f.target.config, &f.draft, &err);
     if (st == K3_OK)
         st = make_plan(args, &f, &err);
     if (st == K3_OK) {
@@ -176,10 +204,13 @@ int k3i_cmd_info(const k3i_args *args)
         k3i_table_text(&table, "model", "Checkpoint", k3i_arg_text(args, "model"));
         add_config(&table, &f.target.config);
         add_tensors(&table, f.target.ckpt);
+        if (k3i_arg_given(args, "draft"))
+            add_draft(&table, &f.draft);
         add_cost(&table, &f.cost);
         add_plan(&table, &f);
         st = k3i_table_close(&table, &err);
     }
+    k3i_draft_done(&f.draft);
     k3i_target_done(&f.target);
     return st == K3_OK ? K3I_EXIT_OK : k3i_report(args, &err);
 }

@@ -99,6 +99,16 @@ class Info(unittest.TestCase):
         self.assertEqual(x["plan"]["max_model_len"], 1000)
         self.assertEqual(x["plan"]["blocks"], 1 + 3 * 16)
 
+    def test_draft(self):
+        out, _ = run("info", "-m", model("tiny"), "--draft", model("tiny-mla"), "--json")
+        draft = json.loads(out)["draft"]
+        self.assertEqual((draft["attention"], draft["taps"], draft["stream"], draft["causal"]),
+                         ("mla", "0 1 2", "prefix", False))
+        out, _ = run("info", "-m", model("one"), "--draft", model("tiny-gqa"))
+        self.assertRegex(out.decode(), "attention +gqa")
+        refused("info", "-m", model("A"), "--draft", model("tiny-mla"), word="vocab_size")
+        refused("info", "-m", model("A"), "--draft", "/nonexistent", word="/nonexistent")
+
     def test_text_has_the_same(self):
         out, _ = run("info", "-m", model("tiny"))
         for word in (b"vision tower", b"routed experts", b"Memory plan"):
