@@ -148,7 +148,9 @@ k3_status k3_draft(k3_engine *e, const k3_draft_args *a)
     if (e == NULL)
         return K3_E_ARG;
     int64_t start = k3i_now_ns();
-    k3_status st = check_args(e, a);
+    k3_status st = k3i_ranks_check(e);
+    if (st == K3_OK)
+        st = check_args(e, a);
     for (int32_t i = 0; st == K3_OK && i < a->n_reqs; i++)
         st = check_request(e, a, i);
     if (st != K3_OK)
@@ -172,5 +174,5 @@ k3_status k3_draft(k3_engine *e, const k3_draft_args *a)
                              .logits = a->logits};
     k3i_dspark_block(&d->model, &e->run, &e->kv.pool, &block);
     e->stats.draft_ns += k3i_now_ns() - start;
-    return K3_OK;
+    return k3i_ranks_check(e);
 }

@@ -66,6 +66,7 @@ static k3_status open_run(k3_engine *e, k3i_err *err)
         return st;
     run->n_members = o->threads;
     run->bf16 = o->bf16;
+    run->ranks = (k3i_ranks){.rank = o->tp_rank, .size = o->tp_size};
     run->act_bytes = o->bf16 ? sizeof(k3i_bf16) : sizeof(float);
     if (!e->target.config.has_vision)
         return K3_OK;
@@ -133,6 +134,7 @@ void k3_close(k3_engine *e)
     k3i_draft_close(&e->draft);
     k3i_text_done(&e->text);
     k3i_vision_done(&e->vision);
+    k3i_ranks_done(&e->run.ranks);
     k3i_team_free(e->run.team);
     k3i_target_done(&e->target);
     k3i_free(e->seq);
@@ -181,7 +183,8 @@ k3_status k3_query(const k3_engine *e, k3_info *ret)
         .draft_tokens = has_draft ? (int32_t)o->num_speculative_tokens : 0,
         .draft_mask_id = has_draft ? e->draft.files.config.mask_token_id : -1,
         .threads = (int32_t)e->run.n_members,
-        .tp_size = 1,
+        .tp_rank = (int32_t)o->tp_rank,
+        .tp_size = (int32_t)o->tp_size,
         .weight_bytes = (int64_t)(k3i_ckpt_bytes(e->target.ckpt) +
                                   (has_draft ? k3i_ckpt_bytes(e->draft.files.ckpt) : 0)),
         .latent_bytes_per_token =
@@ -214,9 +217,21 @@ k3_status k3_stats(const k3_engine *e, k3_stats_t *ret)
 
 k3_status k3_set_collective(k3_engine *e, k3_all_gather_fn fn, void *user)
 {
-    (void)fn;
-    (void)user;
     if (e == NULL)
         return K3_E_ARG;
-    return k3i_fail(&e->err, K3_E_UNSUPPORTED, "this engine is one rank of one: it gathers nothing");
+    if (e->run.ranks.size == 1)
+        return k3i_fail(&e->err, K3_E_UNSUPPORTED,
+                        "this engine is one rank of one: it gathers nothing");
+    if (fn == NULL)
+        return k3i_fail(&e->err, K3_E_ARG, "the collective is NULL");
+    e->run.ranks.fn = fn;
+    e->run.ranks.user = user;
+    return K3_OK;
+}
+
+k3_status k3i_ranks_check(k3_engine *e)
+{
+    if (!e->run.ranks.failed)
+        return K3_OK;
+    return k3i_fail(&e->err, K3_E_FATAL, "an exchange between ranks has failed: close the engine");
 }

@@ -21,6 +21,7 @@ typedef struct {
     const char *aux_hidden_stream; /* NULL, "prefix" or "attn_res" */
     double latent_norm_eps;        /* 0: the model's */
     uint64_t image_cache_bytes;
+    size_t tp_rank, tp_size;
 } k3i_options;
 
 k3_status k3i_options_parse(const char *json, k3i_options *ret, k3i_err *err);
@@ -125,6 +126,9 @@ struct k3_engine {
     k3i_trace_fn trace; /* tests */
     void *trace_user;
 };
+
+/* K3_E_FATAL once an exchange between ranks has failed. */
+k3_status k3i_ranks_check(k3_engine *e);
 
 /* batch.c: checks everything a batch says without changing anything but marks. */
 k3_status k3i_batch_check(k3_engine *e, const k3_batch *b, const float *logits, int64_t stride);

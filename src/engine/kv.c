@@ -119,6 +119,9 @@ k3_status k3_kv_init(k3_engine *e, const k3_kv_config *config, k3_kv_layout *ret
         return K3_E_ARG;
     if (ret != NULL && ret->size != sizeof *ret)
         return k3i_fail(&e->err, K3_E_ARG, "k3_kv_layout: its size field is not that of this library");
+    if (e->run.ranks.size > 1 && e->run.ranks.fn == NULL)
+        return k3i_fail(&e->err, K3_E_STATE, "tp_size is %zu: k3_set_collective comes first",
+                        e->run.ranks.size);
     k3_status st = plan(e, config, &kv.shape, &pool, &slots, &e->err);
     if (st != K3_OK)
         return st;

@@ -7,6 +7,9 @@
 
 #define MAX_OPTION_BYTES ((size_t)1 << 20) /* a CPU list of 4096 takes 20 KiB */
 
+/* Ranks beyond this would have less than one tile of the narrowest matrices. */
+#define MAX_RANKS 1024
+
 static void *json_malloc(void *ctx, size_t n)
 {
     (void)ctx;
@@ -64,7 +67,8 @@ static k3_status get_word(const char *key, yyjson_val *v, const char *first, con
 {
     bool is_second = yyjson_equals_str(v, second);
     if (!is_second && !yyjson_equals_str(v, first))
-        return k3i_fail(err, K3_E_OPTION, "option '%s' must be \"%s\" or \"%s\"", key, first, second);
+        return k3i_fail(err, K3_E_OPTION, "option '%s' must be \"%s\" or \"%s\"", key, first,
+                        second);
     *ret_second = is_second;
     return K3_OK;
 }
@@ -109,17 +113,6 @@ static k3_status get_stream(yyjson_val *v, k3i_options *o, k3i_err *err)
     return st;
 }
 
-static k3_status get_tp(const char *key, yyjson_val *v, uint64_t only, k3i_err *err)
-{
-    uint64_t n = 0;
-    k3_status st = get_int(key, v, 0, INT32_MAX, &n, err);
-    if (st == K3_OK && n != only)
-        return k3i_fail(err, K3_E_UNSUPPORTED,
-                        "option '%s': tensor parallelism is not supported, only %llu is possible", key,
-                        (unsigned long long)only);
-    return st;
-}
-
 static k3_status set_option(const char *key, yyjson_val *v, k3i_options *o, k3i_err *err)
 {
     bool f32 = false;
@@ -153,9 +146,9 @@ static k3_status set_option(const char *key, yyjson_val *v, k3i_options *o, k3i_
     if (strcmp(key, "image_cache_bytes") == 0)
         return get_int(key, v, 0, INT64_MAX, &o->image_cache_bytes, err);
     if (strcmp(key, "tp_rank") == 0)
-        return get_tp(key, v, 0, err);
+        return get_size(key, v, 0, MAX_RANKS - 1, &o->tp_rank, err);
     if (strcmp(key, "tp_size") == 0)
-        return get_tp(key, v, 1, err);
+        return get_size(key, v, 1, MAX_RANKS, &o->tp_size, err);
     return k3i_fail(err, K3_E_OPTION, "unknown option '%.100s'", key);
 }
 
@@ -168,13 +161,17 @@ static k3_status set_all(yyjson_val *root, k3i_options *o, k3i_err *err)
     yyjson_obj_foreach(root, i, max, key, v)
     {
         if (yyjson_obj_get(root, yyjson_get_str(key)) != v)
-            return k3i_fail(err, K3_E_OPTION, "option '%.100s' is given twice", yyjson_get_str(key));
+            return k3i_fail(err, K3_E_OPTION, "option '%.100s' is given twice",
+                            yyjson_get_str(key));
         k3_status st = set_option(yyjson_get_str(key), v, o, err);
         if (st != K3_OK)
             return st;
     }
     if (o->model == NULL)
         return k3i_fail(err, K3_E_OPTION, "option 'model' is missing");
+    if (o->tp_rank >= o->tp_size)
+        return k3i_fail(err, K3_E_OPTION, "option 'tp_rank' is %zu, 'tp_size' %zu", o->tp_rank,
+                        o->tp_size);
     return K3_OK;
 }
 
@@ -183,6 +180,7 @@ k3_status k3i_options_parse(const char *json, k3i_options *ret, k3i_err *err)
     k3i_options o = {.bf16 = true,
                      .max_num_seqs = 8,
                      .max_num_batched_tokens = 512,
+                     .tp_size = 1,
                      .image_cache_bytes = (uint64_t)256 << 20};
     const yyjson_alc alc = {json_malloc, json_realloc, json_free, NULL};
     yyjson_read_err problem;

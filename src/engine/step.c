@@ -83,7 +83,9 @@ k3_status k3_forward(k3_engine *e, const k3_batch *b, float *logits, int64_t str
     if (e == NULL)
         return K3_E_ARG;
     int64_t start = k3i_now_ns();
-    k3_status st = k3i_batch_check(e, b, logits, stride);
+    k3_status st = k3i_ranks_check(e);
+    if (st == K3_OK)
+        st = k3i_batch_check(e, b, logits, stride);
     if (st != K3_OK)
         return st;
     size_t n = (size_t)b->n_reqs, pages = e->kv.shape.snapshot_blocks;
@@ -109,6 +111,9 @@ k3_status k3_forward(k3_engine *e, const k3_batch *b, float *logits, int64_t str
                            .trace = e->trace,
                            .trace_user = e->trace_user};
     k3i_text_forward(&e->text, &e->run, &step);
+    st = k3i_ranks_check(e);
+    if (st != K3_OK)
+        return st;
     check_logits(e, b, logits, stride);
     for (size_t r = 0; r < n; r++)
         finish_request(e, b, r);
@@ -156,7 +161,9 @@ k3_status k3_commit(k3_engine *e, const k3_commit_args *a)
     if (e == NULL)
         return K3_E_ARG;
     int64_t start = k3i_now_ns();
-    k3_status st = k3i_commit_check(e, a);
+    k3_status st = k3i_ranks_check(e);
+    if (st == K3_OK)
+        st = k3i_commit_check(e, a);
     if (st != K3_OK)
         return st;
     size_t pages = e->kv.shape.snapshot_blocks, n_snaps = 0;
@@ -174,5 +181,5 @@ k3_status k3_commit(k3_engine *e, const k3_commit_args *a)
     e->stats.snapshots += (int64_t)n_snaps;
     e->pending = false;
     e->stats.commit_ns += k3i_now_ns() - start;
-    return K3_OK;
+    return k3i_ranks_check(e);
 }

@@ -1,9 +1,10 @@
 /* moe.c: LatentMoE, text-model 4.8: fp32 router, MXFP4 experts in the latent space, RMSNorm of the
  * weighted sum, up-projection, always-on shared experts.
  *
- * Pairs (row, expert) are sorted by expert, so that an expert's weights are read once for all its rows.
- * Experts come in ascending order and every member owns a range of outputs of all of them: w1, w3 and
- * SiTU of an output are one piece of work, w2 and the weighted sum another, and each sum has one order. */
+ * Pairs (row, expert) are sorted by expert, so that an expert's weights are read once for all its
+ * rows. Experts come in ascending order and every member owns a range of outputs of all of them:
+ * w1, w3 and SiTU of an output are one piece of work, w2 and the weighted sum another, and each sum
+ * has one order. */
 #include "parts.h"
 
 #include <math.h>
@@ -36,7 +37,8 @@ size_t k3i_moe_scratch(const k3i_config *cfg)
     return tiles > route ? tiles : route;
 }
 
-/* ---- routing ----------------------------------------------------------------------------------- */
+/* ---- routing -----------------------------------------------------------------------------------
+ */
 
 static float key(float x)
 {
@@ -70,8 +72,8 @@ static void sort_ascending(int32_t *x, size_t n)
     }
 }
 
-/* Experts outside the topk_groups best groups get -inf. A group's score is the sum of its two largest
- * corrected scores. sums: [E] scratch; kept: room for topk_groups indices. */
+/* Experts outside the topk_groups best groups get -inf. A group's score is the sum of its two
+ * largest corrected scores. sums: [E] scratch; kept: room for topk_groups indices. */
 static void drop_groups(const k3i_config *cfg, float *score, float *sums, int32_t *kept)
 {
     size_t n = cfg->n_expert_groups, width = cfg->n_experts / n;
@@ -121,7 +123,8 @@ void k3i_route(const k3i_ops *op, const k3i_config *cfg, const float *logit, con
         weight[k] = score[expert[k]] / factor * cfg->routed_scaling_factor;
 }
 
-/* ---- one layer --------------------------------------------------------------------------------- */
+/* ---- one layer ---------------------------------------------------------------------------------
+ */
 
 typedef struct {
     const k3i_text *m;
@@ -212,7 +215,8 @@ static void w13_tile(const job *j, size_t e, size_t p, size_t n_row, size_t o, s
 }
 
 /* Adds the weighted outputs [o, o + n_out) of expert e for the pairs to their rows' sums. */
-static void w2_tile(const job *j, size_t e, size_t p, size_t n_row, size_t o, size_t n_out, float *y)
+static void w2_tile(const job *j, size_t e, size_t p, size_t n_row, size_t o, size_t n_out,
+                    float *y)
 {
     const k3i_run *run = j->run;
     size_t Z = j->m->cfg->routed_hidden_size, M = j->m->cfg->moe_intermediate_size;
@@ -234,7 +238,7 @@ static void experts(const job *j, size_t n_outputs, tile_fn tile, size_t i, size
 {
     float *scratch = (void *)(j->run->scratch + i * j->run->scratch_bytes);
     size_t from, to, base = j->ws->begin[j->first];
-    k3i_team_split(n_outputs, K3I_GRAIN, i, n, &from, &to);
+    k3i_split_outputs(j->run, n_outputs, i, n, &from, &to);
     for (size_t e = j->first; e < j->end; e++) {
         size_t p_from = j->ws->begin[e] - base, p_to = j->ws->begin[e + 1] - base;
         for (size_t o = from; o < to && p_from < p_to; o += K3I_GLU_OUTS) {
@@ -274,6 +278,17 @@ static void norm_member(void *arg, size_t i, size_t n)
     }
 }
 
+/* The ranks' outputs [n_row, n_out] of a stage become whole. */
+static void gather_ranks(k3i_run *run, void *base, size_t elem_bytes, size_t n_row, size_t n_out)
+{
+    const k3i_shared m = {.base = base,
+                          .elem_bytes = elem_bytes,
+                          .row_bytes = n_out * elem_bytes,
+                          .n_row = n_row,
+                          .n_out = n_out};
+    k3i_ranks_gather(&run->ranks, &m, 1, K3I_GRAIN);
+}
+
 static void run_experts(job *j, k3i_run *run)
 {
     const k3i_config *cfg = j->m->cfg;
@@ -288,10 +303,13 @@ static void run_experts(job *j, k3i_run *run)
             continue;
         k3i_run_team(run, gather_member, j, pairs * Z);
         k3i_run_team(run, w13_member, j, pairs * Z * M * 2);
+        gather_ranks(run, j->ws->h_act, run->act_bytes, pairs, M);
         k3i_run_team(run, w2_member, j, pairs * Z * M);
         for (size_t e = j->first; e < j->end; e++)
-            run->weight_bytes += begin[e + 1] > begin[e] ? 3 * Z * M * 17 / 32 : 0;
+            run->weight_bytes +=
+                begin[e + 1] > begin[e] ? 3 * Z * M * 17 / 32 / run->ranks.size : 0;
     }
+    gather_ranks(run, j->ws->sum, sizeof(float), j->T, Z);
 }
 
 void k3i_moe_forward(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer)
@@ -306,8 +324,15 @@ void k3i_moe_forward(k3i_text *m, k3i_run *run, const k3i_step *step, size_t lay
     const k3i_item in[] = {
         {.kind = K3I_LINEAR_F32, .x = x, .w = w->gate, .n_out = E, .k = H, .y = ws->router},
         {.x = x, .w = w->down_proj, .n_out = Z, .k = H, .y = ws->latent},
-        {.kind = K3I_GLU, .x = x, .w = w->shared.gate_proj, .w_up = w->shared.up_proj, .n_out = I,
-         .k = H, .h = ws->shared_act, .beta = cfg->situ_beta, .linear_beta = cfg->situ_linear_beta},
+        {.kind = K3I_GLU,
+         .x = x,
+         .w = w->shared.gate_proj,
+         .w_up = w->shared.up_proj,
+         .n_out = I,
+         .k = H,
+         .h = ws->shared_act,
+         .beta = cfg->situ_beta,
+         .linear_beta = cfg->situ_linear_beta},
     };
     k3i_linear(run, T, in, sizeof in / sizeof in[0]);
     k3i_run_team(run, route_member, &j, T * E * 8);

@@ -1,9 +1,9 @@
 /* run.c: products with BF16 matrices, split over output rows.
  *
- * Each member takes its share of the outputs of every item of a k3i_linear call, so that a small matrix
- * beside a large one costs no second barrier. A gated product never writes its
- * two halves to memory: gate and up of the same outputs are computed by the same member, tile by tile,
- * and only their product is stored. */
+ * Each member takes its share of the outputs of every item of a k3i_linear call, so that a small
+ * matrix beside a large one costs no second barrier. A gated product never writes its two halves to
+ * memory: gate and up of the same outputs are computed by the same member, tile by tile, and only
+ * their product is stored. */
 #include "run.h"
 
 #include <string.h>
@@ -41,6 +41,16 @@ void k3i_act_load(const k3i_run *run, float *dst, const void *src, size_t n)
     } else {
         memcpy(dst, src, n * sizeof *dst);
     }
+}
+
+void k3i_split_outputs(const k3i_run *run, size_t n_out, size_t i, size_t n, size_t *ret_from,
+                       size_t *ret_to)
+{
+    size_t begin, end;
+    k3i_ranks_part(&run->ranks, n_out, K3I_GRAIN, run->ranks.rank, &begin, &end);
+    k3i_team_split(end - begin, K3I_GRAIN, i, n, ret_from, ret_to);
+    *ret_from += begin;
+    *ret_to += begin;
 }
 
 typedef struct {
@@ -109,7 +119,7 @@ static void linear_member(void *arg, size_t i, size_t n)
     for (size_t k = 0; k < j->n_items; k++) {
         const k3i_item *it = &j->items[k];
         size_t from, to;
-        k3i_team_split(it->n_out, K3I_GRAIN, i, n, &from, &to);
+        k3i_split_outputs(j->run, it->n_out, i, n, &from, &to);
         if (from == to)
             continue;
         if (it->kind == K3I_GLU) {
@@ -118,6 +128,26 @@ static void linear_member(void *arg, size_t i, size_t n)
             plain_part(j, it, from, to);
         }
     }
+}
+
+/* Products that are gathered in one exchange: more than any sub-layer has side by side. */
+enum { MAX_ITEMS = 8 };
+
+static void gather_items(k3i_run *run, size_t n_row, const k3i_item *items, size_t n_items)
+{
+    k3i_shared m[MAX_ITEMS];
+    K3_ASSERT(n_items <= MAX_ITEMS);
+    for (size_t i = 0; i < n_items; i++) {
+        const k3i_item *it = &items[i];
+        size_t stride = it->y_stride != 0 ? it->y_stride : it->n_out;
+        bool glu = it->kind == K3I_GLU;
+        m[i] = (k3i_shared){.base = glu ? it->h : it->y,
+                            .elem_bytes = glu ? run->act_bytes : sizeof(float),
+                            .row_bytes = glu ? it->n_out * run->act_bytes : stride * sizeof(float),
+                            .n_row = n_row,
+                            .n_out = it->n_out};
+    }
+    k3i_ranks_gather(&run->ranks, m, n_items, K3I_GRAIN);
 }
 
 void k3i_linear(k3i_run *run, size_t n_row, const k3i_item *items, size_t n_items)
@@ -129,9 +159,11 @@ void k3i_linear(k3i_run *run, size_t n_row, const k3i_item *items, size_t n_item
     for (size_t i = 0; i < n_items; i++) {
         size_t size = items[i].n_out * items[i].k * (items[i].kind == K3I_GLU ? 2 : 1);
         work += size * n_row;
-        run->weight_bytes += size * sizeof(k3i_bf16);
+        run->weight_bytes += size * sizeof(k3i_bf16) / run->ranks.size;
     }
     k3i_run_team(run, linear_member, &j, work);
+    if (run->ranks.size > 1)
+        gather_items(run, n_row, items, n_items);
 }
 
 size_t k3i_linear_scratch(void)

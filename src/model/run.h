@@ -9,6 +9,7 @@
 
 #include "bf16.h"
 #include "kernels.h"
+#include "ranks.h"
 #include "team.h"
 
 typedef struct {
@@ -19,12 +20,17 @@ typedef struct {
     size_t act_bytes;      /* of one act element: 2 or 4 */
     char *scratch;         /* [n_members, scratch_bytes], 64-byte aligned */
     size_t scratch_bytes;  /* of one member */
+    k3i_ranks ranks;       /* of this process: 0 of 1 unless the host said otherwise */
     uint64_t weight_bytes; /* matrix bytes streamed so far (member 0 writes) */
 } k3i_run;
 
 /* Runs fn on the team; `work`, about the number of multiply-adds, decides whether that is worth waking
  * anybody: small jobs run on the caller as member 0 of 1. */
 void k3i_run_team(const k3i_run *run, k3i_team_fn fn, void *arg, size_t work);
+
+/* The outputs that member i of n computes: its part of this rank's part of n_out, by K3I_GRAIN. */
+void k3i_split_outputs(const k3i_run *run, size_t n_out, size_t i, size_t n, size_t *ret_from,
+                       size_t *ret_to);
 
 /* Address of element i of an act array. */
 void *k3i_act_at(const k3i_run *run, const void *acts, size_t i);

@@ -502,7 +502,7 @@ static void options_are_checked(void **state)
         {K3_E_OPTION, "'aux_hidden_stream'", "{\"model\":\"%s\",\"aux_hidden_stream\":\"x\"}"},
         {K3_E_OPTION, "'latent_norm_eps'", "{\"model\":\"%s\",\"latent_norm_eps\":0}"},
         {K3_E_OPTION, "'image_cache_bytes'", "{\"model\":\"%s\",\"image_cache_bytes\":-1}"},
-        {K3_E_UNSUPPORTED, "'tp_size'", "{\"model\":\"%s\",\"tp_size\":2}"},
+        {K3_E_OPTION, "'tp_rank' is 2", "{\"model\":\"%s\",\"tp_size\":2,\"tp_rank\":2}"},
         {K3_E_IO, "/no/such/folder", "{\"model\":\"/no/such/folder\"}"},
     };
     char *dir = test_dir_new(), json[1000], err[600];
