@@ -16,7 +16,7 @@ const k3i_option k3i_options_table[] = {
 };
 
 const k3i_command k3i_commands[] = {
-#define COMMAND(name, operand, summary) {#name, operand, summary, k3i_cmd_##name},
+#define COMMAND(id, name, operand, summary) {#id, name, operand, summary, k3i_cmd_##id},
 #include "commands.def"
 #undef COMMAND
     {.name = NULL},
@@ -138,7 +138,7 @@ k3_status k3i_args_parse(const k3i_command *command, int argc, char **argv, k3i_
 {
     *args = (k3i_args){.command = command->name};
     for (const k3i_option *o = k3i_options_table; o->command != NULL; o++) {
-        if (strcmp(o->command, command->name) == 0 && args->n_options < K3I_ARGS_OPTIONS)
+        if (strcmp(o->command, command->id) == 0 && args->n_options < K3I_ARGS_OPTIONS)
             args->option[args->n_options++] = o;
     }
     for (int at = 0; at < argc;) {
@@ -206,7 +206,7 @@ void k3i_args_help(const char *command)
     if (c->operand[0] != 0)
         printf("Usage: k3 %s [OPTIONS] [%s]\n\n", c->name, c->operand);
     for (const k3i_option *o = k3i_options_table; o->command != NULL; o++) {
-        if (strcmp(o->command, command) != 0)
+        if (strcmp(o->command, c->id) != 0)
             continue;
         char left[64], brief[8] = "    ";
         if (o->short_name != 0)

@@ -45,6 +45,7 @@ typedef struct {
 } k3i_args;
 
 typedef struct {
+    const char *id; /* what options.def calls it: the name with _ for - */
     const char *name, *operand, *summary;
     int (*run)(const k3i_args *args); /* returns an exit code */
 } k3i_command;
@@ -52,7 +53,7 @@ typedef struct {
 /* All commands; ends with name NULL. */
 extern const k3i_command k3i_commands[];
 
-#define COMMAND(name, operand, summary) int k3i_cmd_##name(const k3i_args *args);
+#define COMMAND(id, name, operand, summary) int k3i_cmd_##id(const k3i_args *args);
 #include "commands.def"
 #undef COMMAND
 

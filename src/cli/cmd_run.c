@@ -1,7 +1,9 @@
 /* cmd_run.c: continues a prompt, greedily or sampled, and streams what comes. The text of a prompt
- * is ordinary text: no chat format, and names of special tokens in it stay text. */
+ * is ordinary text: no chat format, and names of special tokens in it stay text. Pictures stand where
+ * the prompt has marks (in ids: placeholders), or before it. */
 #include "args.h"
 #include "ids.h"
+#include "pictures.h"
 #include "progress.h"
 #include "scheduler.h"
 #include "session.h"
@@ -17,6 +19,7 @@ typedef struct {
     const k3i_args *args;
     k3i_err *err;
     k3i_ids prompt;
+    k3i_pictures pictures;
     k3i_tok *tok; /* NULL where no text goes in or out */
     k3_engine *engine;
     k3i_sched *sched;
@@ -62,6 +65,8 @@ static k3_status read_prompt(const k3i_args *args, run_state *r, k3i_err *err)
         k3_status st = k3i_ids_parse(ids, strlen(ids), &r->prompt, err);
         if (st == K3_OK && r->prompt.n == 0)
             st = k3i_fail(err, K3_E_OPTION, "--ids names no token");
+        if (st == K3_OK && r->pictures.n > 0)
+            st = k3i_pictures_place_ids(&r->pictures, r->tok, &r->prompt, err);
         return st;
     }
     k3i_buf text = K3I_BUF(K3I_CLI_MAX_TEXT);
@@ -69,7 +74,7 @@ static k3_status read_prompt(const k3i_args *args, run_state *r, k3i_err *err)
     k3_status st = prompt != NULL ? k3i_buf_adds(&text, prompt, err)
                                   : read_prompt_file(k3i_arg_text(args, "prompt-file"), &text, err);
     if (st == K3_OK)
-        st = k3i_tok_encode(r->tok, text.data, text.n, K3I_TOK_PLAIN, &r->prompt, err);
+        st = k3i_pictures_place_text(&r->pictures, r->tok, text.data, text.n, &r->prompt, err);
     if (st == K3_OK && r->prompt.n == 0)
         st = k3i_fail(err, K3_E_OPTION, "the prompt is empty");
     k3i_buf_done(&text);
@@ -141,7 +146,7 @@ static k3_status make_request(run_state *r)
     s->top_p = (float)k3i_arg_real(args, "top-p");
     s->top_k = (int32_t)k3i_arg_int(args, "top-k");
     s->seed = (uint64_t)k3i_arg_int(args, "seed");
-    return K3_OK;
+    return k3i_pictures_give(&r->pictures, r->request, r->err);
 }
 
 /* Rows of a step: no more than the prompt or a verified block can fill, since workspace grows with
@@ -188,7 +193,10 @@ static k3_status prepare(run_state *r)
 {
     const k3i_args *args = r->args;
     k3_status st = check_options(args, r->err);
-    if (st == K3_OK && !(k3i_arg_given(args, "ids") && k3i_arg_given(args, "output-ids")))
+    if (st == K3_OK)
+        st = k3i_pictures_load(args, &r->pictures, r->err);
+    if (st == K3_OK && (r->pictures.n > 0 || !k3i_arg_given(args, "ids") ||
+                        !k3i_arg_given(args, "output-ids")))
         st = k3i_tok_open(k3i_arg_text(args, "model"), &r->tok, r->err);
     if (st == K3_OK)
         st = read_prompt(args, r, r->err);
@@ -209,6 +217,7 @@ int k3i_cmd_run(const k3i_args *args)
     k3i_request_unref(r.request);
     k3_close(r.engine);
     k3i_tok_free(r.tok);
+    k3i_pictures_done(&r.pictures);
     k3i_ids_done(&r.prompt);
     k3i_buf_done(&r.text);
     return st == K3_OK ? K3I_EXIT_OK : k3i_report(args, &err);

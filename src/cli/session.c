@@ -59,6 +59,14 @@ static k3_status init_kv(k3i_session *s, int32_t max_len, k3i_err *err)
     return st == K3_OK ? K3_OK : engine_fail(s, st, err);
 }
 
+/* What the engine tells (large pictures take a while) passes by as progress. */
+static void show_log(void *user, int32_t level, const char *text)
+{
+    (void)user;
+    if (level == 2)
+        k3i_progress_note(text, "");
+}
+
 k3_status k3i_engine_open(const k3i_args *args, int32_t max_len, int32_t chunk,
                           const k3i_spec_config *spec, k3_engine **ret, k3i_err *err)
 {
@@ -73,7 +81,7 @@ k3_status k3i_engine_open_many(const k3i_args *args, int32_t max_len, int32_t ch
     if (options == NULL)
         return k3i_fail(err, K3_E_NOMEM, "no memory");
     k3i_progress_note("loading", k3i_arg_text(args, "model"));
-    k3_status st = k3_open(options, NULL, NULL, ret, text, sizeof text);
+    k3_status st = k3_open(options, show_log, NULL, ret, text, sizeof text);
     k3i_progress_clear();
     free(options);
     return st == K3_OK ? K3_OK : k3i_fail(err, st, "%s", text);
