@@ -29,8 +29,7 @@ static yyjson_val *get(yyjson_val *object, const char *key)
     return yyjson_is_null(val) ? NULL : val;
 }
 
-/* ---- the program
- * ----------------------------------------------------------------------------------- */
+/* ---- the program ---------------------------------------------------------------------------- */
 
 static uint32_t here(const builder *b)
 {
@@ -79,8 +78,7 @@ static uint32_t node(builder *b, k3i_gnode n)
     return k3i_add_node(b->g, n, &b->st, b->err);
 }
 
-/* ---- tools
- * ----------------------------------------------------------------------------------------- */
+/* ---- tools ---------------------------------------------------------------------------------- */
 
 static bool is_strict(yyjson_val *function)
 {
@@ -180,8 +178,7 @@ static bool any_strict(const builder *b)
     return probe.st != K3_OK;
 }
 
-/* ---- bodies
- * ---------------------------------------------------------------------------------------- */
+/* ---- bodies --------------------------------------------------------------------------------- */
 
 static void tools_channel(builder *b, uint32_t calls)
 {
@@ -254,8 +251,7 @@ static void json_body(builder *b)
     message_end(b, false);
 }
 
-/* ---- grammars
- * -------------------------------------------------------------------------------------- */
+/* ---- grammars ------------------------------------------------------------------------------- */
 
 /* The text that a partial message has put into the response channel: the grammar goes on behind it.
  */
@@ -336,6 +332,9 @@ void k3i_grammar_free(k3i_grammar *g)
 {
     if (g == NULL)
         return;
+    for (uint32_t i = 0; i < g->n_pattern; i++)
+        k3i_gpattern_done(&g->pattern[i]);
+    k3i_free(g->pattern);
     k3i_free(g->node);
     k3i_free(g->child);
     k3i_free(g->lit);

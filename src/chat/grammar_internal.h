@@ -8,6 +8,7 @@
 #define K3I_GRAMMAR_INTERNAL_H
 
 #include "grammar.h"
+#include "pattern_dfa.h"
 
 /* The alphabet: bytes, then the structural tokens. */
 enum { K3I_SYM_OPEN = 256, K3I_SYM_CLOSE, K3I_SYM_SEP, K3I_SYM_END_OF_MSG, K3I_SYM_END };
@@ -29,7 +30,8 @@ typedef enum {
     K3I_G_OBJECT,   /* JSON object */
     K3I_G_ARRAY,    /* JSON array */
     K3I_G_ARGS,     /* argument tags of a tool call */
-    K3I_G_CALLS     /* call tags */
+    K3I_G_CALLS,    /* call tags */
+    K3I_G_PATTERN   /* JSON string or raw text that matches a pattern */
 } k3i_gkind;
 
 /* A key, a header or a literal: bytes of the pool, and what it leads to. */
@@ -49,6 +51,15 @@ typedef struct {
                       targets; JUMP: a */
     uint32_t cost; /* fewest symbols from here to the end */
 } k3i_gop;
+
+/* Text of min..max characters that matches. */
+typedef struct {
+    k3i_regex re;
+    bool is_raw; /* not a JSON string */
+    uint32_t min, max;
+    uint32_t n_level; /* counts of characters that are told apart */
+    uint32_t *cost;   /* [n_level, states] fewest bytes to an end */
+} k3i_gpattern;
 
 typedef struct {
     k3i_gkind kind;
@@ -70,6 +81,7 @@ typedef struct {
             uint32_t first, n;
             bool is_single;
         } calls;
+        uint32_t pattern; /* k3i_grammar.pattern */
         struct {
             uint32_t item, min, max;
         } array;
@@ -81,6 +93,10 @@ typedef struct {
     } u;
 } k3i_gnode;
 
+/* Compiles the pattern for the limits that are set in *p. K3_E_FORMAT if it is not supported. */
+k3_status k3i_gpattern_init(k3i_gpattern *p, const char *pattern, size_t n, k3i_err *err);
+void k3i_gpattern_done(k3i_gpattern *p);
+
 /* Written by the compiler, read-only afterwards. Node 0 is unused. */
 struct k3i_grammar {
     k3i_gnode *node;
@@ -91,6 +107,8 @@ struct k3i_grammar {
     uint32_t n_lit, cap_lit;
     k3i_gop *op;
     uint32_t n_op, cap_op;
+    k3i_gpattern *pattern;
+    uint32_t n_pattern, cap_pattern;
     k3i_buf pool;
     uint32_t root; /* the only PROG */
     char *prefix;  /* what a partial message has already said in the response channel */
@@ -99,8 +117,7 @@ struct k3i_grammar {
 
 #define K3I_N_TYPES 6
 
-/* ---- numbers (number.c)
- * ---------------------------------------------------------------------------- */
+/* ---- numbers (number.c) --------------------------------------------------------------------- */
 
 #define K3I_INT_DIGITS 18 /* of bounded numbers; 33 digits in all fit into 128 bits */
 #define K3I_FRAC_DIGITS 15
@@ -124,14 +141,15 @@ bool k3i_decimal_is_in_range(const k3i_gnode *node, const k3i_decimal *d);
 /* The fewest characters that end it in range; K3I_NEVER if there are none. */
 uint32_t k3i_decimal_cost(const k3i_gnode *node, const k3i_decimal *d);
 
-/* ---- the compiler (nodes.c, schema.c, grammar.c)
- * --------------------------------------------------- */
+/* ---- the compiler (nodes.c, schema.c, grammar.c) -------------------------------------------- */
 
 /* Each returns the new id or 0 with *st set. */
 uint32_t k3i_add_node(k3i_grammar *g, k3i_gnode node, k3_status *st, k3i_err *err);
 void k3i_add_child(k3i_grammar *g, uint32_t child, k3_status *st, k3i_err *err);
 void k3i_add_lit(k3i_grammar *g, const char *text, size_t n, k3i_glit lit, k3_status *st,
                  k3i_err *err);
+/* The new pattern in the grammar, zeroed; NULL with *st set. */
+k3i_gpattern *k3i_add_pattern(k3i_grammar *g, k3_status *st, k3i_err *err);
 void k3i_add_op(k3i_grammar *g, int32_t op, uint32_t a, uint32_t b, k3_status *st, k3i_err *err);
 /* Sorts literals [first, n_lit) by bytes; of equal ones the first added stays. */
 void k3i_sort_lits(k3i_grammar *g, uint32_t first);
@@ -154,8 +172,7 @@ uint32_t k3i_schema_json(k3i_schema_compiler *c, yyjson_val *schema, bool is_str
 uint32_t k3i_schema_args(k3i_schema_compiler *c, yyjson_val *schema, bool is_strict,
                          const char *where, k3_status *st);
 
-/* ---- threads (automaton.c)
- * ------------------------------------------------------------------------- */
+/* ---- threads (automaton.c) ------------------------------------------------------------------ */
 
 /* One place in the grammar. Fields not used by a kind are zero, so that equal places are equal
  * bytes. */
@@ -199,15 +216,22 @@ uint32_t k3i_thread_cost(const k3i_machine *m, const k3i_thread *t);
 /* The answer is complete. */
 bool k3i_thread_is_end(const k3i_machine *m, const k3i_thread *t);
 
-enum { K3I_TEXT_NONE, K3I_TEXT_FREE, K3I_TEXT_RAW, K3I_TEXT_JSON, K3I_TEXT_ATTRIBUTE };
+enum {
+    K3I_TEXT_NONE,
+    K3I_TEXT_FREE,
+    K3I_TEXT_RAW,
+    K3I_TEXT_JSON,
+    K3I_TEXT_ATTRIBUTE,
+    K3I_TEXT_PATTERN,
+    K3I_TEXT_PATTERN_JSON /* k3i_pattern_tokens knows the tokens */
+};
 /* Is the thread in the middle of text, between characters? Then whole classes of tokens are known
  * to fit: all, well-formed text, text without JSON's specials. *ret_left is how many characters may
  * follow, *ret_missing how many must. */
 int k3i_thread_text(const k3i_machine *m, const k3i_thread *t, uint32_t *ret_left,
                     uint32_t *ret_missing);
 
-/* ---- vocabulary (vocab.c)
- * -------------------------------------------------------------------------- */
+/* ---- vocabulary (vocab.c) ------------------------------------------------------------------- */
 
 /* Tokens in byte order as a trie, nodes in preorder. */
 typedef struct {
@@ -241,5 +265,10 @@ struct k3i_vocab {
     k3i_long_token *long_token;    /* text tokens of more than K3I_TEXT_CHARS characters */
     size_t n_long;
 };
+
+/* Allows the tokens that stay inside the pattern of thread t and leave room to finish within `left`
+ * more tokens; raises *max_cost to the largest cost met. */
+void k3i_pattern_tokens(const k3i_machine *m, const k3i_thread *t, const k3i_trie *trie,
+                        uint32_t left, uint32_t *mask, uint32_t *max_cost);
 
 #endif

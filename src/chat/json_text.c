@@ -7,8 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- strings
- * --------------------------------------------------------------------------------------- */
+/* ---- strings -------------------------------------------------------------------------------- */
 
 k3_status k3i_json_escape(const char *text, size_t n, k3i_buf *ret, k3i_err *err)
 {
@@ -43,8 +42,7 @@ static k3_status print_string(const char *s, size_t n, k3i_buf *ret, k3i_err *er
     return st == K3_OK ? k3i_buf_add(ret, "\"", 1, err) : st;
 }
 
-/* ---- numbers
- * --------------------------------------------------------------------------------------- */
+/* ---- numbers -------------------------------------------------------------------------------- */
 
 /* The shortest decimal that reads back as v, laid out as Python does: exponent form below 1e-4 and
  * from 1e16 on, else positional with at least one decimal place. */
@@ -95,8 +93,7 @@ static k3_status print_scalar(yyjson_val *val, k3i_buf *ret, k3i_err *err)
     }
 }
 
-/* ---- containers
- * ------------------------------------------------------------------------------------ */
+/* ---- containers ----------------------------------------------------------------------------- */
 
 /* An open container: its members [at, end) of the shared list; keys for objects, values for arrays.
  */
@@ -218,8 +215,7 @@ k3_status k3i_json_print(yyjson_val *val, int style, k3i_buf *ret, k3i_err *err)
     return st;
 }
 
-/* ---- lenient scanning
- * ------------------------------------------------------------------------------ */
+/* ---- lenient scanning ----------------------------------------------------------------------- */
 
 size_t k3i_json_skip_space(const char *text, size_t n, size_t at)
 {

@@ -40,8 +40,7 @@ static k3_status no_memory(k3i_err *err)
     return k3i_fail(err, K3_E_NOMEM, "out of memory (grammar matcher)");
 }
 
-/* ---- moving
- * ---------------------------------------------------------------------------------------- */
+/* ---- moving --------------------------------------------------------------------------------- */
 
 /* Replaces walk[from..n) by what follows on `sym`; returns false when nothing does. */
 static bool step_set(k3i_matcher *m, size_t from, uint32_t sym)
@@ -203,8 +202,7 @@ bool k3i_matcher_is_done(const k3i_matcher *m)
     return p->n > 0 && k3i_thread_is_end(&m->m, &p->t[0]);
 }
 
-/* ---- masks
- * ----------------------------------------------------------------------------------------- */
+/* ---- masks ---------------------------------------------------------------------------------- */
 
 static void set_bit(uint32_t *mask, int32_t id)
 {
@@ -319,8 +317,12 @@ static uint32_t make_mask(k3i_matcher *m, uint32_t left, uint32_t *mask)
             full[n_full++] = p->t[i];
             continue;
         }
-        if (kind == K3I_TEXT_JSON || kind == K3I_TEXT_ATTRIBUTE)
+        if (kind == K3I_TEXT_JSON || kind == K3I_TEXT_ATTRIBUTE || kind == K3I_TEXT_PATTERN_JSON)
             quoted[n_quoted++] = p->t[i];
+        if (kind == K3I_TEXT_PATTERN || kind == K3I_TEXT_PATTERN_JSON) {
+            k3i_pattern_tokens(&m->m, &p->t[i], &m->vocab->all, left, mask, &max_cost);
+            continue;
+        }
         /* Text does not raise the cost, except by an unfinished character (at most three bytes),
          * and lowers it only while characters are missing. */
         bool is_ample = cost <= left && left - cost >= 3;
@@ -384,8 +386,7 @@ k3_status k3i_matcher_mask(k3i_matcher *m, size_t remaining, uint32_t *mask, k3i
     return K3_OK;
 }
 
-/* ---- object
- * ---------------------------------------------------------------------------------------- */
+/* ---- object --------------------------------------------------------------------------------- */
 
 k3_status k3i_matcher_new(const k3i_vocab *vocab, const k3i_grammar *grammar, k3i_matcher **ret,
                           k3i_err *err)

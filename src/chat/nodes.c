@@ -60,6 +60,16 @@ void k3i_add_lit(k3i_grammar *g, const char *text, size_t n, k3i_glit lit, k3_st
     p[g->n_lit++] = lit;
 }
 
+k3i_gpattern *k3i_add_pattern(k3i_grammar *g, k3_status *st, k3i_err *err)
+{
+    k3i_gpattern *p = room(g->pattern, g->n_pattern, &g->cap_pattern, sizeof *p, st, err);
+    if (p == NULL)
+        return NULL;
+    g->pattern = p;
+    p[g->n_pattern] = (k3i_gpattern){0};
+    return &p[g->n_pattern++];
+}
+
 void k3i_add_op(k3i_grammar *g, int32_t op, uint32_t a, uint32_t b, k3_status *st, k3i_err *err)
 {
     k3i_gop *p = room(g->op, g->n_op, &g->cap_op, sizeof *p, st, err);
@@ -126,8 +136,7 @@ k3_status k3i_attr_escape(const char *s, size_t n, k3i_buf *ret, k3i_err *err)
     return st;
 }
 
-/* ---- costs
- * ----------------------------------------------------------------------------------------- */
+/* ---- costs ---------------------------------------------------------------------------------- */
 
 /* The start of each kind costs what a thread in its first phase costs; a machine without frames
  * tells. The nodes below have their costs, or K3I_NEVER as long as none is known, so the result
@@ -175,6 +184,7 @@ static uint32_t start_cost(const k3i_machine *m, uint32_t id)
         return k3i_thread_cost(m, &t);
     case K3I_G_RAW:
     case K3I_G_ARGS:
+    case K3I_G_PATTERN:
         return k3i_thread_cost(m, &t);
     default:
         return 0;

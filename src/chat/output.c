@@ -44,8 +44,7 @@ struct k3i_parser {
     bool has_arguments, has_json; /* of the current call */
 };
 
-/* ---- events
- * ---------------------------------------------------------------------------------------- */
+/* ---- events --------------------------------------------------------------------------------- */
 
 static k3_status emit(k3i_parser *p, int32_t kind, const char *text, size_t n, k3i_err *err)
 {
@@ -101,8 +100,7 @@ static k3_status flush_character(k3i_parser *p, k3i_err *err)
     return st == K3_OK ? body_text(p, p->text.data, p->text.n, err) : st;
 }
 
-/* ---- headers
- * --------------------------------------------------------------------------------------- */
+/* ---- headers -------------------------------------------------------------------------------- */
 
 static bool is_space(char c)
 {
@@ -196,8 +194,7 @@ static k3_status header_value(k3i_parser *p, size_t at, const char *key, k3i_buf
     return K3_OK;
 }
 
-/* ---- calls and arguments
- * --------------------------------------------------------------------------- */
+/* ---- calls and arguments -------------------------------------------------------------------- */
 
 static k3_status begin_call(k3i_parser *p, size_t at, k3i_err *err)
 {
@@ -285,8 +282,7 @@ static k3_status end_open_call(k3i_parser *p, k3i_err *err)
     return st == K3_OK && p->state == CALL ? end_call(p, err) : st;
 }
 
-/* ---- the state machine
- * ----------------------------------------------------------------------------- */
+/* ---- the state machine ---------------------------------------------------------------------- */
 
 static k3_status open_tag(k3i_parser *p, tag t, size_t at, k3i_err *err)
 {
@@ -437,8 +433,7 @@ k3_status k3i_parser_finish(k3i_parser *p, k3i_err *err)
     return st;
 }
 
-/* ---- object
- * ---------------------------------------------------------------------------------------- */
+/* ---- object --------------------------------------------------------------------------------- */
 
 k3_status k3i_parser_new(const k3i_tok *tok, const k3i_parser_opts *opts, k3i_chat_event_fn fn,
                          void *user, k3i_parser **ret, k3i_err *err)

@@ -61,8 +61,7 @@ size_t k3i_parser_calls(const k3i_parser *p);
  * opener or closer decides, because a conversation holds closed think blocks. */
 int32_t k3i_chat_open_channel(const k3i_tok *tok, const int32_t *ids, size_t n);
 
-/* ---- a whole answer
- * ------------------------------------------------------------------------------- */
+/* ---- a whole answer ------------------------------------------------------------------------- */
 
 typedef struct {
     k3i_buf name, arguments;

@@ -16,8 +16,7 @@ uint32_t k3i_chat_image_pads(uint32_t width, uint32_t height)
     return (uint32_t)(ceil(w / (2 * patch)) * ceil(h / (2 * patch)));
 }
 
-/* ---- pictures
- * -------------------------------------------------------------------------------------- */
+/* ---- pictures ------------------------------------------------------------------------------- */
 
 static yyjson_val *get(yyjson_val *object, const char *key)
 {
@@ -82,8 +81,7 @@ k3_status k3i_chat_images(const k3i_chat_req *req, k3i_chat_image **ret, size_t 
     return K3_OK;
 }
 
-/* ---- tokens
- * ---------------------------------------------------------------------------------------- */
+/* ---- tokens --------------------------------------------------------------------------------- */
 
 /* <|media_begin|>image WxH<|media_content|> pads <|media_end|> */
 static k3_status add_image(const k3i_tok *tok, const k3i_chat_image *image, uint32_t index,

@@ -24,8 +24,7 @@ typedef struct {
     uint32_t next_image; /* of the message being rendered */
 } renderer;
 
-/* ---- segments and tags
- * ----------------------------------------------------------------------------- */
+/* ---- segments and tags ---------------------------------------------------------------------- */
 
 static void add_segment(renderer *r, k3i_chat_seg seg)
 {
@@ -148,8 +147,7 @@ static void refuse(renderer *r, const char *what)
         r->st = k3i_fail(r->err, K3_E_FORMAT, "%s", what);
 }
 
-/* ---- fields of the request
- * ------------------------------------------------------------------------- */
+/* ---- fields of the request ------------------------------------------------------------------ */
 
 static yyjson_val *get(yyjson_val *object, const char *key)
 {
@@ -173,8 +171,7 @@ static bool is_role(yyjson_val *message, const char *role)
     return yyjson_equals_str(get(message, "role"), role);
 }
 
-/* ---- content
- * --------------------------------------------------------------------------------------- */
+/* ---- content -------------------------------------------------------------------------------- */
 
 static void content_part(renderer *r, yyjson_val *part)
 {
@@ -223,8 +220,7 @@ static uint32_t count_images(yyjson_val *message)
     return n;
 }
 
-/* ---- tool declarations and notes
- * ------------------------------------------------------------------- */
+/* ---- tool declarations and notes ------------------------------------------------------------ */
 
 static void json_message(renderer *r, const char *type, const char *before, yyjson_val *json)
 {
@@ -291,8 +287,7 @@ static void response_format_note(renderer *r, const k3i_chat_req *req)
     }
 }
 
-/* ---- assistant messages
- * ---------------------------------------------------------------------------- */
+/* ---- assistant messages --------------------------------------------------------------------- */
 
 static void argument(renderer *r, const char *key, size_t key_bytes, const char *type,
                      const char *value, size_t n)
@@ -491,8 +486,7 @@ static void partial_message(renderer *r, const k3i_chat_req *req, yyjson_val *me
     }
 }
 
-/* ---- tool results
- * ---------------------------------------------------------------------------------- */
+/* ---- tool results --------------------------------------------------------------------------- */
 
 /* The place of a result's id among the calls of the latest assistant message; SIZE_MAX if absent.
  */
@@ -565,8 +559,7 @@ static void tool_run(renderer *r, tool_result *run, size_t n, yyjson_val *calls,
     }
 }
 
-/* ---- the whole prompt
- * ------------------------------------------------------------------------------ */
+/* ---- the whole prompt ----------------------------------------------------------------------- */
 
 static void system_message(renderer *r, yyjson_val *message)
 {

@@ -33,8 +33,7 @@ static k3_status read_bool(yyjson_val *object, const char *key, bool *ret, k3i_e
     return K3_OK;
 }
 
-/* ---- thinking
- * -------------------------------------------------------------------------------------- */
+/* ---- thinking ------------------------------------------------------------------------------- */
 
 /* `may_disable`: "none" turns thinking off. */
 static k3_status read_effort(yyjson_val *object, const char *key, bool may_disable,
@@ -89,8 +88,7 @@ static k3_status read_thinking(yyjson_val *root, k3i_chat_req *req, k3i_err *err
     return st;
 }
 
-/* ---- tools
- * ----------------------------------------------------------------------------------------- */
+/* ---- tools ---------------------------------------------------------------------------------- */
 
 static bool is_tool_name(yyjson_val *name)
 {
@@ -248,8 +246,7 @@ static k3_status read_tool_choice(yyjson_val *root, k3i_chat_req *req, k3i_err *
     return K3_OK;
 }
 
-/* ---- response format
- * ------------------------------------------------------------------------------- */
+/* ---- response format ------------------------------------------------------------------------ */
 
 static k3_status read_response_format(yyjson_val *root, k3i_chat_req *req, k3i_err *err)
 {
@@ -284,8 +281,7 @@ static k3_status read_response_format(yyjson_val *root, k3i_chat_req *req, k3i_e
     return st;
 }
 
-/* ---- messages
- * -------------------------------------------------------------------------------------- */
+/* ---- messages ------------------------------------------------------------------------------- */
 
 static k3_status check_calls(yyjson_val *calls, k3i_err *err)
 {

@@ -50,8 +50,7 @@ static const struct range {
 #include "unicode_classes.inc"
 };
 
-/* ---- hash table from token bytes to rank --------------------------------------------------------
- */
+/* ---- hash table from token bytes to rank ---------------------------------------------------- */
 
 static uint64_t hash_bytes(const uint8_t *p, size_t n)
 {
@@ -93,8 +92,7 @@ int32_t k3i_tok_rank(const k3i_tok *tok, const uint8_t *bytes, size_t n)
     return (int32_t)find_slot(tok, bytes, n, &tag)->rank_plus_1 - 1;
 }
 
-/* ---- tiktoken.model
- * ------------------------------------------------------------------------------ */
+/* ---- tiktoken.model ------------------------------------------------------------------------- */
 
 static int base64_value(uint8_t c)
 {
@@ -217,8 +215,7 @@ static k3_status parse_model(k3i_tok *tok, const uint8_t *text, size_t bytes, k3
     return index_ranks(tok, err);
 }
 
-/* ---- tokenizer_config.json
- * ----------------------------------------------------------------------- */
+/* ---- tokenizer_config.json ------------------------------------------------------------------ */
 
 /* The name that the id at distance `at` must have. `buffer` is used for reserved names. */
 static const char *special_name(const k3i_tok *tok, int32_t at, char buffer[32])
@@ -328,8 +325,7 @@ static k3_status parse_config(k3i_tok *tok, const char *text, size_t bytes, k3i_
     return st;
 }
 
-/* ---- opening
- * -------------------------------------------------------------------------------------- */
+/* ---- opening -------------------------------------------------------------------------------- */
 
 k3_status k3i_tok_parse(const void *model, size_t model_bytes, const void *config,
                         size_t config_bytes, k3i_tok **ret, k3i_err *err)
@@ -390,8 +386,7 @@ void k3i_tok_free(k3i_tok *tok)
     k3i_free(tok);
 }
 
-/* ---- queries
- * --------------------------------------------------------------------------------------- */
+/* ---- queries -------------------------------------------------------------------------------- */
 
 int32_t k3i_tok_size(const k3i_tok *tok)
 {
