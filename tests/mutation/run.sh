@@ -3,7 +3,7 @@
 #
 #   tests/mutation/run.sh [WORD]     only the mutations whose name contains WORD
 #
-# Each mutation of mutations.txt is applied alone; its tests are rebuilt and at least one must fail. Mutants that
+# Each mutation of the lists (*.txt) is applied alone; its tests are rebuilt and at least one must fail. Mutants that
 # survive, or no longer apply, are listed at the end and make the exit status 1.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -66,7 +66,7 @@ while IFS= read -r line || [ -n "$line" ]; do
         '') mutate ;;
         name | file | old | new | tests) printf -v "$key" '%s' "$value" ;;
     esac
-done <"$root/tests/mutation/mutations.txt"
+done < <(for list in "$root"/tests/mutation/*.txt; do cat "$list"; echo; done)
 mutate
 
 echo "$killed mutants killed, ${#survived[@]} survived"
