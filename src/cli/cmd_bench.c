@@ -6,36 +6,32 @@
 #include "bench_spec.h"
 #include "bind.h"
 #include "cost.h"
-#include "peak.h"
 #include "progress.h"
 #include "report.h"
-#include "roof.h"
+#include "roofs.h"
 #include "session.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#define ROOF_BYTES ((size_t)1 << 30) /* far beyond any cache */
-#define MAX_ROUNDS 100               /* as in options.def */
+#define MAX_ROUNDS 100 /* as in options.def */
 
 /* A piece of work and the limit around it. */
 typedef struct {
-    double wall_s, cpu_s;
-    double limit;     /* of the machine: bytes or FLOP a second */
-    double share;     /* of the limit, by the clock */
-    double share_cpu; /* the same in processor time: what other programs on the machine leave
-                         visible */
+    double seconds;
+    double limit; /* of the machine: bytes or FLOP a second */
+    double share; /* of the limit */
 } measure;
 
 typedef struct {
     k3i_session session;
     k3i_cost cost;
     k3i_team *team;
-    uint8_t *memory; /* [ROOF_BYTES] touched */
+    const k3i_ops *ops;
     float *logits;
     int32_t *ids; /* [n_prefill] */
     int32_t n_prefill, n_decode;
-    const char *peak_name;
 } bench_state;
 
 static int32_t most_probable(const float *logits, int32_t n)
@@ -63,13 +59,19 @@ static k3_status run_decode(bench_state *b, k3i_err *err)
     return st;
 }
 
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static k3_status timed(bench_state *b, k3_status (*work)(bench_state *, k3i_err *), measure *m,
                        k3i_err *err)
 {
-    double wall = k3b_now(), cpu = k3b_cpu();
+    double from = now();
     k3_status st = work(b, err);
-    m->wall_s = k3b_now() - wall;
-    m->cpu_s = k3b_cpu() - cpu;
+    m->seconds = now() - from;
     return st;
 }
 
@@ -89,30 +91,31 @@ static double prefill_flop(const bench_state *b)
            0.5 * n * (n + 1) * (double)b->cost.flop_pair + (double)b->cost.flop_head;
 }
 
-static k3_status measure_prefill(bench_state *b, measure *m, k3i_err *err)
+/* `amount` of bytes or operations was done; the limit is all threads'. */
+static void set_share(double amount, double limit, measure *m)
 {
-    const char *isa = b->session.info.isa;
-    k3_status st = k3i_session_restart(&b->session, err);
-    double thread = k3b_peak_flops(b->team, isa, &b->peak_name);
-    if (st == K3_OK)
-        st = timed(b, run_prefill, m, err);
-    thread = 0.5 * (thread + k3b_peak_flops(b->team, isa, &b->peak_name));
-    m->limit = thread * b->session.info.threads;
-    m->share = prefill_flop(b) / m->wall_s / m->limit;
-    m->share_cpu = prefill_flop(b) / m->cpu_s / thread;
-    return st;
+    m->limit = limit;
+    m->share = amount / m->seconds / limit;
 }
 
-static k3_status measure_decode(bench_state *b, measure *m, k3i_err *err)
+/* Limits, prompt, single tokens, limits. */
+static k3_status one_round(bench_state *b, measure *prefill, measure *decode, k3i_err *err)
 {
-    double before_cpu, after_cpu;
-    double before = k3b_read_rate(b->team, b->memory, ROOF_BYTES, &before_cpu);
-    k3_status st = timed(b, run_decode, m, err);
-    double after = k3b_read_rate(b->team, b->memory, ROOF_BYTES, &after_cpu);
-    m->limit = 0.5 * (before + after);
-    m->share = decode_bytes(b) / m->wall_s / m->limit;
-    m->share_cpu = decode_bytes(b) / m->cpu_s / (0.5 * (before_cpu + after_cpu));
-    return st;
+    k3i_roofs before, after;
+    k3_status st = k3i_session_restart(&b->session, err);
+    if (st == K3_OK)
+        st = k3i_roofs_measure(b->team, b->ops, &before, err);
+    if (st == K3_OK)
+        st = timed(b, run_prefill, prefill, err);
+    if (st == K3_OK)
+        st = timed(b, run_decode, decode, err);
+    if (st == K3_OK)
+        st = k3i_roofs_measure(b->team, b->ops, &after, err);
+    if (st != K3_OK)
+        return st;
+    set_share(prefill_flop(b), 0.5 * (before.bf16_flop_per_s + after.bf16_flop_per_s), prefill);
+    set_share(decode_bytes(b), 0.5 * (before.read_bytes_per_s + after.read_bytes_per_s), decode);
+    return K3_OK;
 }
 
 static int by_share(const void *a, const void *b)
@@ -128,8 +131,6 @@ static void print_shares(k3i_table *t, const char *key, const char *title, const
     k3i_table_real(t, key, title, m[n / 2].share, "");
     k3i_table_real(t, "share_min", "  slowest round", m[0].share, "");
     k3i_table_real(t, "share_max", "  fastest round", m[n - 1].share, "");
-    k3i_table_real(t, "share_in_processor_time", "  the same in processor time", m[n / 2].share_cpu,
-                   "");
 }
 
 static k3_status print(const k3i_args *args, const bench_state *b, const measure *prefill,
@@ -145,18 +146,17 @@ static k3_status print(const k3i_args *args, const bench_state *b, const measure
     k3i_table_count(&t, "rounds", "Rounds (medians follow)", n);
     k3i_table_begin(&t, "prefill", "Prefill");
     k3i_table_count(&t, "tokens", "tokens", (uint64_t)b->n_prefill);
-    k3i_table_real(&t, "tokens_per_s", "speed", b->n_prefill / p->wall_s, "tokens/s");
-    k3i_table_real(&t, "gflop_per_s", "arithmetic", prefill_flop(b) / p->wall_s * 1e-9, "GFLOP/s");
-    k3i_table_text(&t, "peak_kind", "peak of", b->peak_name);
+    k3i_table_real(&t, "tokens_per_s", "speed", b->n_prefill / p->seconds, "tokens/s");
+    k3i_table_real(&t, "gflop_per_s", "arithmetic", prefill_flop(b) / p->seconds * 1e-9, "GFLOP/s");
     k3i_table_real(&t, "peak_gflop_per_s", "peak measured", p->limit * 1e-9, "GFLOP/s");
     print_shares(&t, "share_of_bf16_peak", "share of the peak", prefill, n);
     k3i_table_end(&t);
     k3i_table_begin(&t, "decode", "Decode");
     k3i_table_count(&t, "tokens", "tokens", (uint64_t)b->n_decode);
-    k3i_table_real(&t, "tokens_per_s", "speed", b->n_decode / d->wall_s, "tokens/s");
+    k3i_table_real(&t, "tokens_per_s", "speed", b->n_decode / d->seconds, "tokens/s");
     k3i_table_bytes(&t, "bytes_per_token", "bytes moved per token",
                     (uint64_t)(decode_bytes(b) / b->n_decode));
-    k3i_table_real(&t, "gb_per_s", "memory", decode_bytes(b) / d->wall_s * 1e-9, "GB/s");
+    k3i_table_real(&t, "gb_per_s", "memory", decode_bytes(b) / d->seconds * 1e-9, "GB/s");
     k3i_table_real(&t, "read_roof_gb_per_s", "read roof measured", d->limit * 1e-9, "GB/s");
     print_shares(&t, "share_of_read_roof", "share of the roof", decode, n);
     k3i_table_end(&t);
@@ -195,15 +195,15 @@ static k3_status prepare(const k3i_args *args, bench_state *b, k3i_err *err)
     st = k3i_session_open(args, b->n_prefill + b->n_decode, b->n_prefill, &b->session, err);
     if (st != K3_OK)
         return st;
-    st = k3i_team_new((size_t)b->session.info.threads, NULL, 0, &b->team, err);
+    st = k3i_ops_select(b->session.info.isa, &b->ops, err);
+    if (st == K3_OK)
+        st = k3i_team_new((size_t)b->session.info.threads, NULL, 0, &b->team, err);
     if (st != K3_OK)
         return st;
-    b->memory = k3i_alloc(ROOF_BYTES);
     b->logits = k3i_alloc_array((size_t)b->session.info.vocab_size, sizeof *b->logits);
     b->ids = k3i_alloc_array((size_t)b->n_prefill, sizeof *b->ids);
-    if (b->memory == NULL || b->logits == NULL || b->ids == NULL)
+    if (b->logits == NULL || b->ids == NULL)
         return k3i_fail(err, K3_E_NOMEM, "no memory for the benchmark");
-    memset(b->memory, 1, ROOF_BYTES);
     /* Ids spread over the vocabulary (a multiplicative hash), so that experts are used as by varied
      * text. */
     for (int32_t i = 0; i < b->n_prefill; i++)
@@ -223,9 +223,7 @@ int k3i_cmd_bench(const k3i_args *args)
     /* A first round brings the weights into memory; it is overwritten. */
     for (size_t i = 0; i <= n && st == K3_OK; i++) {
         size_t at = i == 0 ? 0 : i - 1;
-        st = measure_prefill(&b, &prefill[at], &err);
-        if (st == K3_OK)
-            st = measure_decode(&b, &decode[at], &err);
+        st = one_round(&b, &prefill[at], &decode[at], &err);
         k3i_progress_bar("measuring", i, n);
     }
     k3i_progress_clear();
@@ -235,7 +233,6 @@ int k3i_cmd_bench(const k3i_args *args)
         st = print(args, &b, prefill, decode, n, &err);
     }
     k3i_team_free(b.team);
-    k3i_free(b.memory);
     k3i_free(b.logits);
     k3i_free(b.ids);
     k3i_session_close(&b.session);
