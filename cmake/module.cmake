@@ -26,7 +26,7 @@ function(k3_test name)
         K3_TEST_MODELS="${CMAKE_BINARY_DIR}/models")
     add_test(NAME ${name} COMMAND test_${name})
     if(NOT T_TIMEOUT)
-        set(T_TIMEOUT 600)
+        set(T_TIMEOUT 1800) # a whole property test with a sanitizer on a busy machine
     endif()
     set_tests_properties(${name} PROPERTIES TIMEOUT ${T_TIMEOUT} SKIP_RETURN_CODE 77)
     if(T_LABELS)
