@@ -1,7 +1,7 @@
 /* One request, one answer: random models under random schedules, every logits row bitwise equal to that of
  * the same sequence alone in one prefill.
  *
- *   test_contract [schedules] [seed]        default: 200 schedules of a fixed seed
+ *   test_contract [schedules] [seed]        default: 200 schedules (40 under sanitizers) of a fixed seed
  *
  * A schedule is a little host: sequences join, run in batches of chunks, decodes and verify rows with
  * drafts right and wrong, are dropped and started again from nothing or from a snapshot taken somewhere.
@@ -22,7 +22,7 @@ enum {
     N_BLOCKS = 220,
     MAX_SNAPS = 6,
     MAX_PAGES = 8,
-    SCHEDULES_PER_MODEL = 25
+    SCHEDULES_PER_MODEL = 20
 };
 
 typedef struct {
@@ -141,8 +141,9 @@ static void model_new(model *m, uint64_t seed, int number)
         n_isa++;
     random_shape(m, number);
     snprintf(m->seed_text, sizeof m->seed_text, "%llx/%d/", (unsigned long long)seed, number);
-    m->mode = number % 2 == 0 ? "bf16" : "f32";
-    m->isa = k3i_ops_nth((size_t)number / 2 % n_isa)->isa;
+    m->mode = chance(&m->rnd, 50) ? "bf16" : "f32";
+    /* The oracle is slow: not for the deep models. */
+    m->isa = k3i_ops_nth(m->shape.layers > 20 ? n_isa - 1 : test_rnd(&m->rnd) % n_isa)->isa;
     m->dir = test_dir_new();
     test_model_write(&m->shape, m->dir);
     for (int32_t i = 0; i < N_SEQS; i++) {
@@ -582,14 +583,15 @@ static void any_schedule_gives_the_same_bits(void **state)
     for (int i = 0; i < p->schedules;) {
         model m;
         model_new(&m, p->seed, i / SCHEDULES_PER_MODEL);
+        print_message("model %d: %zu layers, %s, %s\n", i / SCHEDULES_PER_MODEL, m.shape.layers, m.mode,
+                      m.isa);
         for (int k = 0; k < SCHEDULES_PER_MODEL && i < p->schedules; k++, i++) {
             uint64_t rnd = p->seed + (uint64_t)i * 0x9E3779B97F4A7C15u;
-            print_message("\rmodel %d schedule %d", i / SCHEDULES_PER_MODEL, i);
             run_schedule(&m, &rnd, &total);
         }
         model_done(&m);
     }
-    print_message("\n%d rows compared, %d restores, %d requests ended by NaN\n", total.n_compared,
+    print_message("%d rows compared, %d restores, %d requests ended by NaN\n", total.n_compared,
                   total.n_restored, total.n_ended);
     assert_true(total.n_compared > 10 * p->schedules);
     assert_true(p->schedules < 50 || (total.n_restored > 10 && total.n_ended > 10));
@@ -597,8 +599,8 @@ static void any_schedule_gives_the_same_bits(void **state)
 
 int main(int argc, char **argv)
 {
-    plan p = {.schedules = argc > 1 ? atoi(argv[1]) : 200,
-              .seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 20261130};
+    plan p = {.schedules = argc > 1 ? atoi(argv[1]) : SCHEDULES,
+              .seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 5};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_prestate(any_schedule_gives_the_same_bits, &p)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -40,11 +40,12 @@ mutate() {
     if [[ $name == *"$only"* ]]; then
         local verdict="SURVIVED" test targets=()
         for test in $tests; do targets+=("test_$test"); done
+        cp "$copy/$file" "$copy/$file.whole"
         if ! apply; then
             verdict="DOES NOT APPLY"
         elif ! cmake --build "$build" -j 2 --target "${targets[@]}" >"$build.log" 2>&1; then
             verdict="DOES NOT BUILD"
-            grep -m1 error "$build.log"
+            grep -m1 'error:' "$build.log"
         else
             for test in $tests; do
                 run_test "$test" >"$build.log" 2>&1 && continue
@@ -54,7 +55,7 @@ mutate() {
         fi
         printf '%-52s %s\n' "$name" "$verdict"
         case $verdict in red*) killed=$((killed + 1)) ;; *) survived+=("$name: $verdict") ;; esac
-        cp "$root/$file" "$copy/$file"
+        mv "$copy/$file.whole" "$copy/$file"
     fi
     name='' file='' old='' new='' tests=''
 }
