@@ -56,6 +56,7 @@ mutate() {
         printf '%-52s %s\n' "$name" "$verdict"
         case $verdict in red*) killed=$((killed + 1)) ;; *) survived+=("$name: $verdict") ;; esac
         mv "$copy/$file.whole" "$copy/$file"
+        touch "$copy/$file" # newer than the object of the mutant
     fi
     name='' file='' old='' new='' tests=''
 }
