@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Writes the synthetic checkpoints that C tests open, under the folder given: golden models A and B, `tiny` (two
-shards, index, vision) with drafts `tiny-mla` and `tiny-gqa`, `one` (a single file). Runs once per ctest, as the set-up of
-the fixture `models`."""
+shards, index, vision) with drafts `tiny-mla` and `tiny-gqa`, `one` (a single file), `words` (the genuine tokenizer). Runs
+once per ctest, as the set-up of the fixture `models`."""
 import os
+import shutil
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools"))
@@ -20,6 +21,10 @@ def main(folder):
     make_checkpoint.main(["random", at("tiny"), "--shards", "2", "--vision", "--draft", at("tiny-mla"), *SMALL])
     make_checkpoint.main(["random", at("one"), "--shards", "1", "--draft", at("tiny-gqa"), "--draft-kind", "gqa",
                           "--draft-tap-norms", "--draft-causal", "--draft-stream", "prefix", *SMALL])
+    vocab = SMALL.index("--vocab") + 1
+    make_checkpoint.main(["random", at("words"), *SMALL[:vocab], "163840", *SMALL[vocab + 1:]])
+    for name in ("tiktoken.model", "tokenizer_config.json"):
+        shutil.copy(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "tokenizer", name), at("words"))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 """The program from outside: golden answers, equality under every option that must not matter, refusals."""
 import json
 import os
+import subprocess
 import tempfile
 import unittest
 
@@ -83,6 +84,37 @@ class SameAnswer(unittest.TestCase):
         want, _ = run(*args, "--isa", "ref")
         self.assertEqual(run(*args, env={"K3_ISA": "ref"})[0], want)
         self.assertEqual(run(*args, "--isa", "ref", env={"K3_ISA": "nonsense"})[0], want)
+
+
+class Text(unittest.TestCase):
+    """Prompts as text, on a model with the genuine tokenizer and random weights."""
+    args = ("run", "-m", model("words"), "-n", 24)
+
+    def ids_of(self, text):
+        return run("tokenize", "-m", model("words"), stdin=text)[0].strip().replace(b" ", b",").decode()
+
+    def test_text_is_the_ids_text(self):
+        text = "Na\u00efve \u4f60\u597d: 1 + 1 ="
+        for extra in ((), ("--temperature", "1.5", "--seed", 7)):
+            out, _ = run(*self.args, "-p", text, *extra)
+            ids, _ = run(*self.args, "--ids", self.ids_of(text.encode()), "--output-ids", *extra)
+            self.assertEqual(len(ids.split()), 24)
+            plain, _ = run("detokenize", "-m", model("words"), stdin=ids)
+            # Special tokens are left out of the text; none was drawn, or the two would differ by their names.
+            self.assertEqual(out, plain + b"\n")
+
+    def test_prompt_file_and_stdin(self):
+        want, _ = run(*self.args, "-p", "one two")
+        with tempfile.NamedTemporaryFile() as f:
+            f.write(b"one two")
+            f.flush()
+            self.assertEqual(run(*self.args, "--prompt-file", f.name)[0], want)
+        self.assertEqual(run(*self.args, "--prompt-file", "-", stdin=b"one two")[0], want)
+        refused(*self.args, "--prompt-file", "/nonexistent", word="/nonexistent")
+        refused(*self.args, "--prompt-file", "-", word="empty")
+
+    def test_special_names_are_text(self):
+        self.assertNotEqual(run(*self.args, "-p", "<|end_of_msg|>")[0], run(*self.args, "--ids", "163586")[0])
 
 
 class Info(unittest.TestCase):
@@ -219,6 +251,19 @@ class Help(unittest.TestCase):
 
     def test_version(self):
         self.assertRegex(run("--version")[0].decode(), r"^k3 \d+\.\d+\.\d+ \(ABI \d+\)\n$")
+
+    def test_progress_on_a_terminal(self):
+        master, slave = os.openpty()
+        p = subprocess.Popen([cli.K3, "run", "-m", model("A"), "--ids", text_ids(golden_prompt(320)), "-n", "1",
+                              "--mode", "f32", "--output-ids", "--chunk", "8"], stdout=subprocess.PIPE, stderr=slave)
+        out, _ = p.communicate(timeout=300)
+        os.close(slave)
+        shown = os.read(master, 1 << 16).decode()
+        os.close(master)
+        self.assertEqual(out, b"226\n")
+        self.assertIn("loading", shown)
+        self.assertIn("reading the prompt [", shown)
+        self.assertTrue(shown.endswith("\r\x1b[K"), repr(shown[-20:]))
 
     def test_nothing_on_stderr_when_piped(self):
         self.assertEqual(run("run", "-m", model("A"), "--ids", text_ids(golden_prompt(320)), "-n", 2, "--output-ids",
