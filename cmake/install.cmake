@@ -5,7 +5,9 @@ install(TARGETS k3 LIBRARY)
 install(TARGETS k3 LIBRARY DESTINATION . COMPONENT vllm NAMELINK_SKIP EXCLUDE_FROM_ALL) # into the Python package
 install(FILES ${CMAKE_SOURCE_DIR}/include/k3/k3.h ${CMAKE_SOURCE_DIR}/include/k3/status.def
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/k3)
-install(DIRECTORY ${CMAKE_BINARY_DIR}/man/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 FILES_MATCHING PATTERN "*.1")
+foreach(section 1 3)
+    install(DIRECTORY ${CMAKE_BINARY_DIR}/man/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man${section} FILES_MATCHING PATTERN "*.${section}")
+endforeach()
 
 # yyjson that setup.sh unpacked is no package of the system: it is installed beside the library.
 if(YYJSON_LIBRARY MATCHES "^${K3_DEPS_DIR}/")

@@ -73,12 +73,31 @@ static void put_environment(void)
 #undef ENV
 }
 
+/* A file as a literal block. False if it cannot be read. */
+static bool put_file(const char *path)
+{
+    FILE *f = fopen(path, "r");
+    if (f == NULL) {
+        fprintf(stderr, "k3_manpage: %s cannot be opened\n", path);
+        return false;
+    }
+    printf("```\n");
+    for (int c; (c = fgetc(f)) != EOF;)
+        putchar(c);
+    printf("```\n");
+    fclose(f);
+    return true;
+}
+
 int main(void)
 {
-    char line[4096], command[64];
+    char line[4096], command[64], path[256];
+    bool ok = true;
     while (fgets(line, sizeof line, stdin) != NULL) {
         if (sscanf(line, "@OPTIONS %63[a-z-]@", command) == 1)
             put_options(command);
+        else if (sscanf(line, "@FILE %255[^@]@", path) == 1)
+            ok = put_file(path) && ok;
         else if (strcmp(line, "@COMMANDS@\n") == 0)
             put_commands();
         else if (strcmp(line, "@ENVIRONMENT@\n") == 0)
@@ -86,5 +105,5 @@ int main(void)
         else
             fputs(line, stdout);
     }
-    return ferror(stdin) || fflush(stdout) != 0;
+    return ferror(stdin) || fflush(stdout) != 0 || !ok;
 }
