@@ -6,12 +6,12 @@ cd "$(dirname "$0")/.."
 
 packages=(
     build-essential cmake ninja-build ccache pkg-config   # build
-    clang libclang-rt-14-dev                              # second compiler, libFuzzer
+    clang                                                 # second compiler, fuzzers (its run-time library: below)
     libcmocka-dev                                         # unit tests
     libmicrohttpd-dev libcurl4-openssl-dev                # HTTP server, image URLs
     libjpeg62-turbo-dev libpng-dev libwebp-dev libgif-dev # image formats
     libxxhash-dev libssl-dev                              # block and file hashes
-    libedit-dev libhwloc-dev                              # terminal editing, topology
+    libedit-dev                                           # terminal editing
     scdoc pmccabe                                         # man pages, length of functions
     python3 python3-numpy python3-pil python3-venv        # checkpoint maker, black-box tests
 )
@@ -19,15 +19,22 @@ sudo=""
 [ "$(id -u)" = 0 ] || sudo="sudo"
 export DEBIAN_FRONTEND=noninteractive
 
-missing=()
-for p in "${packages[@]}"; do
-    [ "$(dpkg-query -W -f='${db:Status-Status}' "$p" 2>/dev/null)" = installed ] || missing+=("$p")
-done
-if [ ${#missing[@]} -gt 0 ]; then
+updated=no
+install() {
+    local p missing=()
+    for p in "$@"; do
+        [ "$(dpkg-query -W -f='${db:Status-Status}' "$p" 2>/dev/null)" = installed ] || missing+=("$p")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
     echo "setup: installing ${missing[*]}"
-    $sudo apt-get update -qq
+    [ $updated = yes ] || $sudo apt-get update -qq
+    updated=yes
     $sudo apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
-fi
+}
+
+install "${packages[@]}"
+# The sanitizers and libFuzzer of clang come in a package that carries its version: 14 in Debian 12.
+install "libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev"
 
 # yyjson: packaged from Debian 13 on. On Debian 12 its two packages (they need only an old libc) are fetched from
 # Debian 13 through a private package list and unpacked under build/deps.
