@@ -25,10 +25,11 @@ typedef struct {
     k3_engine *e;
     int32_t pages;
     k3_batch b;
-    int32_t ids[ROWS], q_start[3], ctx[2], slot[2], op[2], n_spec[2], off[3], table[8], logit_row[ROWS];
-    int32_t restore[2 * 8], snap_req[2], snap_pos[2], snap_block[2 * 8];
-    int32_t media_token[2], media_row[2], media_count[2];
-    uint64_t media_key[2];
+    int32_t ids[ROWS], q_start[3], ctx[2], slot[2], op[2], n_spec[2], off[3], logit_row[ROWS];
+    int32_t table[100]; /* longer than any count that is believed */
+    int32_t restore[2 * 8], snap_req[ROWS], snap_pos[ROWS], snap_block[ROWS * 8];
+    int32_t media_token[ROWS], media_row[ROWS], media_count[ROWS];
+    uint64_t media_key[ROWS];
     k3_status status[2];
     float logits[ROWS * VOCAB];
     k3_commit_args c;
@@ -91,31 +92,22 @@ static void put_image(k3_engine *e, uint64_t key, float *rows, size_t n)
     im->bytes += n * small.hidden * sizeof *rows;
 }
 
-static fixture *fixture_new(void)
+/* An empty pool, then request 0 up to its fourth token, with a snapshot there. */
+static void fixture_start(fixture *f)
 {
-    fixture *f = calloc(1, sizeof *f);
-    f->dir = test_dir_new();
-    test_model_write(&small, f->dir);
-    f->e = drive_open(f->dir, "f32", 1,
-                      ",\"max_num_seqs\":2,\"max_num_batched_tokens\":6,\"num_speculative_tokens\":3,"
-                      "\"max_model_len\":64,\"isa\":\"ref\"");
+    static const int32_t first[] = {11, 12, 13};
     k3_kv_config c = {.size = sizeof c, .num_blocks = BLOCKS, .block_tokens = BT, .n_slots = SLOTS,
                       .page_bytes = 1024};
     k3_kv_layout lay = {.size = sizeof lay};
     assert_int_equal(k3_kv_init(f->e, &c, &lay), K3_OK);
     f->pages = lay.snapshot_blocks;
     assert_in_range(f->pages, 2, 4);
-    float *rows = k3i_alloc(3 * small.hidden * sizeof *rows);
-    for (size_t i = 0; i < 3 * small.hidden; i++)
-        rows[i] = (float)(i % 7) - 3;
-    put_image(f->e, 77, rows, 3);
     drive_seq s = {.engine = f->e, .first_block = 1, .block_tokens = BT};
-    static const int32_t first[] = {11, 12, 13, 14};
     assert_int_equal(drive_step(&s, first, 3, NULL), K3_OK);
     fill_batch(f);
-    /* The fourth token by hand, with a snapshot at its commit. */
     k3_batch b = f->b;
     int32_t q[] = {0, 1}, ctx = 3, keep = K3_SLOT_KEEP, zero = 0, one = 1, off[] = {0, 1}, id = 14;
+    int32_t pos = 4;
     b.n_reqs = b.n_tokens = 1;
     b.n_logit_rows = b.n_snap = b.n_media = 0;
     b.token_ids = &id;
@@ -125,10 +117,24 @@ static fixture *fixture_new(void)
     b.n_spec = &zero;
     b.mla_off = off;
     assert_int_equal(k3_forward(f->e, &b, NULL, 0), K3_OK);
-    int32_t pos = 4;
-    const k3_commit_args c1 = {.size = sizeof c1, .n_reqs = 1, .n_snap = 1, .accepted = &one,
-                               .snap_req = &zero, .snap_pos = &pos, .snap_block = f->restore};
-    assert_int_equal(k3_commit(f->e, &c1), K3_OK);
+    const k3_commit_args commit = {.size = sizeof commit, .n_reqs = 1, .n_snap = 1, .accepted = &one,
+                                   .snap_req = &zero, .snap_pos = &pos, .snap_block = f->restore};
+    assert_int_equal(k3_commit(f->e, &commit), K3_OK);
+}
+
+static fixture *fixture_new(void)
+{
+    fixture *f = calloc(1, sizeof *f);
+    f->dir = test_dir_new();
+    test_model_write(&small, f->dir);
+    f->e = drive_open(f->dir, "f32", 1,
+                      ",\"max_num_seqs\":2,\"max_num_batched_tokens\":6,\"num_speculative_tokens\":3,"
+                      "\"max_model_len\":64,\"isa\":\"ref\"");
+    float *rows = k3i_alloc(3 * small.hidden * sizeof *rows);
+    for (size_t i = 0; i < 3 * small.hidden; i++)
+        rows[i] = (float)(i % 7) - 3;
+    put_image(f->e, 77, rows, 3);
+    fixture_start(f);
     return f;
 }
 
@@ -308,6 +314,55 @@ static void bad_batches_change_nothing(void **state)
     good_batch(f, f->logits);
     assert_memory_equal(want, f->logits, sizeof want);
     fixture_free(control);
+    fixture_free(f);
+}
+
+/* Puts something between plausible and absurd into a random place of the batch. */
+static void spoil_at_random(fixture *f, uint64_t *rnd)
+{
+    static const int32_t values[] = {INT32_MIN, -1, 0, 1, 2, 3, 4, 5, 6, 7, 10, 15, 23, 24, 48, 61, 64, 77,
+                                     INT32_MAX - 1, INT32_MAX};
+    struct {
+        int32_t *at;
+        size_t n;
+    } places[] = {{f->ids, ROWS}, {f->q_start, 3}, {f->ctx, 2}, {f->slot, 2}, {f->op, 2},
+                  {f->n_spec, 2}, {f->off, 3}, {f->table, 3}, {f->logit_row, ROWS}, {f->restore, 4},
+                  {f->snap_req, 1}, {f->snap_pos, 1}, {f->snap_block, 2}, {f->media_token, 1},
+                  {f->media_row, 1}, {f->media_count, 1}, {&f->b.n_reqs, 1}, {&f->b.n_tokens, 1},
+                  {&f->b.n_logit_rows, 1}, {&f->b.n_media, 1}, {&f->b.n_snap, 1}};
+    size_t p = test_rnd(rnd) % (sizeof places / sizeof places[0]);
+    places[p].at[test_rnd(rnd) % places[p].n] = values[test_rnd(rnd) % (sizeof values / sizeof values[0])];
+}
+
+/* Whatever a batch says, the call refuses it with everything unchanged, or computes and can be committed. */
+static void random_batches_are_refused_or_computed(void **state)
+{
+    (void)state;
+    fixture *f = fixture_new();
+    uint64_t rnd = 20261130, before = fingerprint(f->e);
+    int n_ok = 0, n_refused = 0;
+    print_message("seed %llu\n", (unsigned long long)rnd);
+    for (int i = 0; i < 20000; i++) {
+        fill_batch(f);
+        for (uint64_t n = 1 + test_rnd(&rnd) % 4; n > 0; n--)
+            spoil_at_random(f, &rnd);
+        if (k3_forward(f->e, &f->b, f->logits, VOCAB) != K3_OK) {
+            n_refused++;
+            if (fingerprint(f->e) != before)
+                fail_msg("batch %d was refused (%s) and changed something", i, k3_last_error(f->e));
+            continue;
+        }
+        n_ok++;
+        f->c.n_reqs = f->b.n_reqs;
+        f->c.n_snap = 0;
+        for (int32_t r = 0; r < f->b.n_reqs; r++)
+            f->accepted[r] = f->q_start[r + 1] - f->q_start[r];
+        assert_int_equal(k3_commit(f->e, &f->c), K3_OK);
+        fixture_start(f);
+        before = fingerprint(f->e);
+    }
+    print_message("%d computed, %d refused\n", n_ok, n_refused);
+    assert_true(n_ok > 100 && n_refused > 1000);
     fixture_free(f);
 }
 
@@ -606,6 +661,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_batches_change_nothing),
+        cmocka_unit_test(random_batches_are_refused_or_computed),
         cmocka_unit_test(bad_commits_change_nothing),
         cmocka_unit_test(snapshots_end_when_their_pages_are_written),
         cmocka_unit_test(small_calls_check_their_arguments),
