@@ -43,20 +43,24 @@ PY
 }
 
 bundled() {
-    say "The bundled model"
-    show info -m models/mini | sed -n 1,24p
-    if "$k3" help chat >/dev/null 2>&1; then
-        say "A question"
-        show chat -m models/mini --once "What is 17 + 25?"
-        local picture
-        picture=$(ls models/mini/demo/*.png docs/images/*.png 2>/dev/null | head -1 || true)
-        if [ -n "$picture" ]; then
-            say "A question about a picture"
-            show chat -m models/mini --once "What is in the picture?" --image "$picture"
-        fi
+    local model=models/mini picture=docs/images/shapes.png draft=
+    [ ! -e models/mini-dspark/config.json ] ||
+        draft='{"method":"dspark","model":"models/mini-dspark","num_speculative_tokens":7}'
+    say "The bundled model, a Kimi-K3 small enough to ship"
+    show info -m $model | sed -n 1,26p
+    say "A question"
+    show chat -m $model --temperature 0 --once "What is 17 + 25?" | tee build/demo/answer
+    grep -q 42 build/demo/answer
+    say "Questions about a picture ($picture)"
+    show chat -m $model --temperature 0 --image $picture --once "What is in the picture?"
+    show chat -m $model --temperature 0 --image $picture --once "How many red shapes are there?"
+    if [ -n "$draft" ]; then
+        say "The same with speculation: the text cannot differ"
+        show chat -m $model --temperature 0 --image $picture --once "What is in the picture?" --speculative-config "$draft"
     fi
     say "Plain text"
-    show run -m models/mini -p "The package manager" -n 40
+    show run -m $model -p "The package manager" -n 40
+    say "Next: $k3 chat -m $model, or $k3 serve $model"
 }
 
 mkdir -p build/demo
