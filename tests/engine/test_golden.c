@@ -6,6 +6,7 @@
 #include "engine.h"
 #include "golden_values.h"
 #include "model.h"
+#include "parts.h"
 
 #include <math.h>
 
@@ -35,10 +36,44 @@ static int32_t argmax(const float *x, size_t n)
     return (int32_t)best;
 }
 
+/* Experts of a token, ascending, and their weights where they are given. */
 typedef struct {
+    size_t layer, row;
+    int32_t expert[4];
+    double weight[4];
+} golden_experts;
+
+static const golden_experts experts_a[] = {
+    {1, 0, {2, 4, 6, 15}, {0.323699, 0.196433, 0.228717, 0.251151}},
+    {1, 79, {2, 4, 6, 11}, {0}},
+    {5, 79, {1, 2, 11, 14}, {0}},
+    {8, 79, {5, 11, 12, 13}, {0}},
+    {SIZE_MAX, 0, {0}, {0}},
+};
+static const golden_experts experts_b[] = {{12, 79, {5, 6, 11, 17}, {0}}, {SIZE_MAX, 0, {0}, {0}}};
+
+typedef struct {
+    const k3_engine *engine;
     const golden_layer *layers;
-    size_t n_seen;
+    const golden_experts *experts;
+    size_t n_seen, n_routed;
 } traced;
+
+/* The routing of a layer is still in the workspace when its output is reported. */
+static void check_experts(traced *t, size_t layer)
+{
+    const k3i_moe_ws *ws = &t->engine->text.ws->moe;
+    for (const golden_experts *g = t->experts; g->layer != SIZE_MAX; g++) {
+        if (g->layer != layer)
+            continue;
+        for (size_t k = 0; k < 4; k++) {
+            assert_int_equal(ws->expert[g->row * 4 + k], g->expert[k]);
+            if (g->weight[0] != 0)
+                expect_close(ws->weight[g->row * 4 + k], g->weight[k], 1, "expert weight of layer", layer);
+        }
+        t->n_routed++;
+    }
+}
 
 static void check_trace(void *user, const char *what, size_t layer, const float *x, size_t T, size_t n)
 {
@@ -51,6 +86,8 @@ static void check_trace(void *user, const char *what, size_t layer, const float 
         return;
     }
     bool attn = strcmp(what, "attn") == 0;
+    if (!attn)
+        check_experts(t, layer);
     double want = attn ? g->attn : g->ffn;
     const double *row = attn ? g->attn79 : g->ffn79;
     expect_close(norm, want, want, what, layer);
@@ -63,10 +100,12 @@ typedef struct {
     const golden_row *rows;
     const int32_t *argmax, *greedy;
     const golden_layer *layers;
+    const golden_experts *experts;
+    size_t n_routed;
 } golden;
 
-static const golden golden_a = {&test_model_a, rows_a, argmax_a, greedy_a, layers_a};
-static const golden golden_b = {&test_model_b, rows_b, argmax_b, greedy_b, layers_b};
+static const golden golden_a = {&test_model_a, rows_a, argmax_a, greedy_a, layers_a, experts_a, 4};
+static const golden golden_b = {&test_model_b, rows_b, argmax_b, greedy_b, layers_b, experts_b, 1};
 
 static void check_logits(const golden *g, const float *logits)
 {
@@ -171,12 +210,13 @@ static void check_model(const golden *g, void (*check_states)(k3_engine *e), con
     snprintf(more, sizeof more, ",\"isa\":\"%s\"", isa);
     k3_engine *e = drive_open(dir, "f32", 2, more);
     drive_kv(e, 16, BLOCK, 1);
-    traced t = {.layers = g->layers};
+    traced t = {.engine = e, .layers = g->layers, .experts = g->experts};
     e->trace = check_trace;
     e->trace_user = &t;
     drive_seq s = {.engine = e, .first_block = 1, .block_tokens = BLOCK};
     assert_int_equal(drive_step(&s, ids, N, one), K3_OK);
     assert_int_equal(t.n_seen, 3 * g->m->layers);
+    assert_int_equal(t.n_routed, g->n_routed);
     e->trace = NULL;
     check_logits(g, one);
     check_states(e);
