@@ -298,14 +298,39 @@ static void store_names(k3i_tok *tok)
                              .pad = r + 255};
 }
 
+static void *json_malloc(void *ctx, size_t bytes)
+{
+    (void)ctx;
+    return k3i_alloc(bytes);
+}
+
+static void *json_realloc(void *ctx, void *p, size_t old_bytes, size_t bytes)
+{
+    (void)ctx;
+    (void)old_bytes;
+    return k3i_realloc(p, bytes);
+}
+
+static void json_free(void *ctx, void *p)
+{
+    (void)ctx;
+    k3i_free(p);
+}
+
 static k3_status parse_config(k3i_tok *tok, const char *text, size_t bytes, k3i_err *err)
 {
     if (bytes > CONFIG_MAX_BYTES)
         return k3i_fail(err, K3_E_CONFIG, "tokenizer_config.json: %zu bytes, at most %u", bytes,
                         CONFIG_MAX_BYTES);
-    yyjson_doc *doc = yyjson_read(text, bytes, 0);
+    const yyjson_alc alc = {json_malloc, json_realloc, json_free, NULL};
+    yyjson_read_err problem;
+    /* Without the in-situ flag the text is only read. */
+    yyjson_doc *doc = yyjson_read_opts((char *)(uintptr_t)text, bytes, 0, &alc, &problem);
+    if (doc == NULL && problem.code == YYJSON_READ_ERROR_MEMORY_ALLOCATION)
+        return k3i_fail(err, K3_E_NOMEM, "out of memory (tokenizer_config.json)");
     if (doc == NULL)
-        return k3i_fail(err, K3_E_CONFIG, "tokenizer_config.json is not JSON");
+        return k3i_fail(err, K3_E_CONFIG, "tokenizer_config.json is not JSON: %s at byte %zu",
+                        problem.msg, problem.pos);
     k3_status st = K3_OK;
     bool seen[K3I_TOK_SPECIALS] = {false};
     yyjson_val *added = yyjson_obj_get(yyjson_doc_get_root(doc), "added_tokens_decoder");
