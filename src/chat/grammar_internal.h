@@ -193,8 +193,8 @@ typedef struct {
     size_t n, cap;
 } k3i_threads;
 
-#define K3I_MAX_THREADS \
-    64 /* alternatives alive at once; more are dropped, which only narrows the answer */
+/* Alternatives alive at once; more are dropped, which only narrows the answer. */
+#define K3I_MAX_THREADS 128
 
 /* What stepping needs; part of a matcher. */
 typedef struct {

@@ -10,17 +10,12 @@ static yyjson_val *get(yyjson_val *object, const char *key)
     return yyjson_obj_get(object, key);
 }
 
-/* The body of an argument tag of type `tag` for the leaf; 0 if the leaf has no value of that type.
- */
+/* The body of an argument tag of type `tag` for the leaf; 0 if it has no value of that type. */
 static uint32_t body_node(k3i_schema_compiler *c, k3i_leaf l, const char *tag,
                           const k3i_schema_context *ctx)
 {
-    const char *own = l.kind == L_INTEGER ? "number"
-                      : l.kind < L_ENUM   ? k3i_leaf_type[l.kind]
-                                          : NULL;
-    if (own == NULL)
-        return k3i_enum_node(c, l.schema, tag, true);
-    if (strcmp(own, tag) != 0)
+    if (l.kind == L_ENUM ||
+        strcmp(l.kind == L_INTEGER ? "number" : k3i_leaf_type[l.kind], tag) != 0)
         return 0;
     return l.kind == L_STRING ? k3i_text_node(c, l.schema, K3I_G_RAW, ctx)
                               : k3i_leaf_node(c, l, ctx);
@@ -76,6 +71,8 @@ static void make_bodies(k3i_schema_compiler *c, yyjson_val *schema, const k3i_sc
             node[n] = body_node(c, c->leaf[k], tags[i], ctx);
             n += node[n] != 0;
         }
+        node[n] = c->st == K3_OK ? k3i_enum_node(c, tags[i], true) : 0;
+        n += node[n] != 0;
         body[i] = n == 0   ? 0
                   : n == 1 ? node[0]
                            : k3i_schema_node(c, (k3i_gnode){.kind = K3I_G_ALT});

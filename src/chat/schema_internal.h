@@ -81,12 +81,14 @@ void k3i_take_apart(k3i_schema_compiler *c, yyjson_val *schema, const k3i_schema
 
 /* ---- schema_nodes.c ---- */
 
-/* The JSON node of a leaf; that of text of the kind STRING or RAW; that of a list of values, of one
- * type if `type` is given (0 if it has none), strings as raw text if `is_raw`. */
+/* The JSON node of a leaf; 0 for L_ENUM, see below. */
 uint32_t k3i_leaf_node(k3i_schema_compiler *c, k3i_leaf l, const k3i_schema_context *ctx);
+/* Text of the kind STRING or RAW, with its limits and pattern. */
 uint32_t k3i_text_node(k3i_schema_compiler *c, yyjson_val *schema, k3i_gkind kind,
                        const k3i_schema_context *ctx);
-uint32_t k3i_enum_node(k3i_schema_compiler *c, yyjson_val *schema, const char *type, bool is_raw);
+/* The values of all L_ENUM leaves, of one type if `type` is given, strings as raw text if `is_raw`;
+ * 0 if there are none. */
+uint32_t k3i_enum_node(k3i_schema_compiler *c, const char *type, bool is_raw);
 /* Makes the ALT `node` the choice among alternative[0..n), zeros left out. */
 void k3i_set_alternatives(k3i_schema_compiler *c, uint32_t node, const uint32_t *alternative,
                           size_t n);

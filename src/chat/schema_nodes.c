@@ -200,7 +200,7 @@ static bool value_has_type(yyjson_val *val, yyjson_val *type)
 }
 
 /* Does a listed value keep the other keywords beside the list? */
-static bool value_fits(k3i_schema_compiler *c, yyjson_val *val, yyjson_val *schema)
+static bool value_fits(yyjson_val *val, yyjson_val *schema)
 {
     yyjson_val *type = get(schema, "type"), *limit;
     bool fits = type == NULL || value_has_type(val, type);
@@ -222,7 +222,6 @@ static bool value_fits(k3i_schema_compiler *c, yyjson_val *val, yyjson_val *sche
         fits = fits && ((limit = get(schema, "minLength")) == NULL || n >= yyjson_get_num(limit));
         fits = fits && ((limit = get(schema, "maxLength")) == NULL || n <= yyjson_get_num(limit));
     }
-    (void)c;
     return fits;
 }
 
@@ -236,17 +235,14 @@ static const char *value_type(yyjson_val *val)
                                  : "number";
 }
 
-/* The listed values, of one type if `type` is given; strings raw if `is_raw`. 0 if there are none.
- */
-uint32_t k3i_enum_node(k3i_schema_compiler *c, yyjson_val *schema, const char *type, bool is_raw)
+static void add_values(k3i_schema_compiler *c, yyjson_val *schema, const char *type, bool is_raw)
 {
     yyjson_val *list = get(schema, "enum"), *only = get(schema, "const");
-    uint32_t first = c->g->n_lit;
     size_t n = only != NULL ? 1 : yyjson_arr_size(list);
     yyjson_arr_iter it = yyjson_arr_iter_with(list);
     for (size_t i = 0; i < n && c->st == K3_OK; i++) {
         yyjson_val *val = only != NULL ? only : yyjson_arr_iter_next(&it);
-        if (!value_fits(c, val, schema) || (type != NULL && strcmp(type, value_type(val)) != 0))
+        if (!value_fits(val, schema) || (type != NULL && strcmp(type, value_type(val)) != 0))
             continue;
         if (is_raw && yyjson_is_str(val)) {
             k3i_schema_lit(c, yyjson_get_str(val), yyjson_get_len(val), (k3i_glit){0});
@@ -255,6 +251,16 @@ uint32_t k3i_enum_node(k3i_schema_compiler *c, yyjson_val *schema, const char *t
         c->text.n = 0;
         c->st = k3i_json_print(val, K3I_JSON_SORTED, &c->text, c->err);
         k3i_schema_lit(c, c->text.data, c->text.n, (k3i_glit){0});
+    }
+}
+
+/* All lists together: a choice among hundreds of constants is one node, not hundreds of threads. */
+uint32_t k3i_enum_node(k3i_schema_compiler *c, const char *type, bool is_raw)
+{
+    uint32_t first = c->g->n_lit;
+    for (size_t i = 0; i < c->n_leaf; i++) {
+        if (c->leaf[i].kind == L_ENUM)
+            add_values(c, c->leaf[i].schema, type, is_raw);
     }
     return c->g->n_lit == first ? 0 : literals_node(c, first);
 }
@@ -275,8 +281,8 @@ uint32_t k3i_leaf_node(k3i_schema_compiler *c, k3i_leaf l, const k3i_schema_cont
         return object_node(c, l.schema, ctx);
     case L_ARRAY:
         return array_node(c, l.schema, ctx);
-    default:
-        return k3i_enum_node(c, l.schema, NULL, false);
+    default: /* see k3i_enum_node */
+        return 0;
     }
 }
 
@@ -309,7 +315,8 @@ void k3i_fill_choice(k3i_schema_compiler *c, uint32_t node, yyjson_val *schema,
     }
     for (size_t i = 0; i < c->n_leaf && c->st == K3_OK; i++)
         alternative[i] = k3i_leaf_node(c, c->leaf[i], ctx);
-    k3i_set_alternatives(c, node, alternative, c->n_leaf);
+    alternative[c->n_leaf] = k3i_enum_node(c, NULL, false);
+    k3i_set_alternatives(c, node, alternative, c->n_leaf + 1);
     k3i_free(alternative);
 }
 

@@ -84,26 +84,23 @@ static void release(constraint *c)
 /* ---- random walks
  * ---------------------------------------------------------------------------------- */
 
-/* A random allowed token. Half the time one of the first few, so that short answers come up as
- * well. */
+/* A random allowed token: a bit of the first word that has one, from a random word on; one time in
+ * four from the beginning, where the single bytes are. */
 static int32_t pick(const uint32_t *m, uint64_t *seed)
 {
-    size_t n = 0, words = k3i_vocab_mask_words(vocab);
-    for (size_t w = 0; w < words; w++)
-        n += (size_t)__builtin_popcount(m[w]);
-    assert_true(n > 0);
-    size_t k = test_rnd(seed) % (test_rnd(seed) % 2 == 0 || n < 8 ? n : 8);
-    for (size_t w = 0;; w++) {
-        size_t in_word = (size_t)__builtin_popcount(m[w]);
-        if (k >= in_word) {
-            k -= in_word;
+    size_t words = k3i_vocab_mask_words(vocab),
+           from = test_rnd(seed) % 4 == 0 ? 0 : test_rnd(seed) % words;
+    for (size_t i = 0; i < words; i++) {
+        size_t w = (from + i) % words;
+        if (m[w] == 0)
             continue;
-        }
-        for (int32_t b = 0;; b++) {
-            if ((m[w] >> b & 1) && k-- == 0)
-                return (int32_t)w * 32 + b;
+        for (uint32_t b = (uint32_t)(test_rnd(seed) % 32);; b++) {
+            if (m[w] >> (b % 32) & 1)
+                return (int32_t)(w * 32 + b % 32);
         }
     }
+    fail_msg("the mask is empty");
+    return -1;
 }
 
 /* Generates an answer of at most `budget` tokens from a fresh matcher. */
@@ -216,7 +213,7 @@ static void response_formats(void **state)
         int n = snprintf(request, sizeof request, SCHEMA("%s"), schemas[i]);
         constraint c = constrain(request, (size_t)n);
         yyjson_doc *schema = yyjson_read(schemas[i], strlen(schemas[i]), 0);
-        for (int round = 0; round < 30; round++) {
+        for (int round = 0; round < 12; round++) {
             k3i_answer a = walk(&c, 120 + (size_t)round, &seed);
             expect_valid(schemas[i], yyjson_doc_get_root(schema), a.content.data, a.content.n);
             assert_null(memchr(a.content.data, '\n', a.content.n));
@@ -659,6 +656,32 @@ static void large_answers(void **state)
     release(&c);
 }
 
+/* A choice among 400 constants: every one of them can be said. */
+static void many_constants(void **state)
+{
+    (void)state;
+    char *request = malloc(1 << 16);
+    int n = sprintf(request, "%s",
+                    "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"thinking\":{\"type\":"
+                    "\"disabled\"},\"tool_choice\":\"required\","
+                    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":"
+                    "true,\"parameters\":{\"type\":\"object\","
+                    "\"properties\":{\"a\":{\"anyOf\":[");
+    for (int i = 0; i < 400; i++)
+        n += sprintf(request + n, "%s{\"const\":\"c%d\"}", i == 0 ? "" : ",", i);
+    sprintf(request + n, "]}},\"required\":[\"a\"]}}}]}");
+    for (int i = 0; i < 400; i += 57) {
+        char output[256];
+        snprintf(output, sizeof output,
+                 "{-response}{+tools}{+call tool=\"f\" index=\"1\"}" ARG("a", "string", "c%d") TAIL,
+                 i);
+        assert_true(accepts(request, output));
+    }
+    assert_false(accepts(
+        request, "{-response}{+tools}{+call tool=\"f\" index=\"1\"}" ARG("a", "string", "c400")));
+    free(request);
+}
+
 static void failing_memory(void **state)
 {
     (void)state;
@@ -701,7 +724,7 @@ int main(void)
         cmocka_unit_test(calls_accepted),    cmocka_unit_test(modes),
         cmocka_unit_test(refused_schemas),   cmocka_unit_test(mask_is_exact),
         cmocka_unit_test(rollback_and_fork), cmocka_unit_test(large_answers),
-        cmocka_unit_test(failing_memory),
+        cmocka_unit_test(failing_memory),    cmocka_unit_test(many_constants),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -5,6 +5,7 @@
 
 #include "map.h"
 #include "small_vocab.h"
+#include "tok_internal.h"
 
 static k3i_tok *tok;
 static char *model, *config;
@@ -124,6 +125,55 @@ static void round_trip(void **state)
     }
     k3i_ids_done(&ids);
     k3i_buf_done(&back);
+}
+
+/* Pieces of the pre-tokeniser, as the reference engine cuts them ('|' stands between pieces). */
+static void pieces(void **state)
+{
+    (void)state;
+    static const char *const cases[] = {
+        "Hello|World",
+        "XMLHttp|Request",
+        "\xED\x95\x9C\xEA\xB5\xAD|ABC",
+        "ABC\xED\x95\x9C\xEA\xB5\xAD|DEF",
+        " |\xE4\xB8\xAD\xE6\x96\x87",
+        "A|\xE4\xB8\xAD|B",
+        "x|\xE3\x80\x85|y",
+        "1\xE3\x80\x87\xE3\x80\x87|\xE3\x80\x87",
+        " \xE2\xBA\x80|x",
+        "\xE3\x82\xAB\xE3\x82\xBF\xE3\x82\xAB\xE3\x83\x8A\xE3\x83\xBC|\xE4\xB8\xAD",
+        "\xEF\xBC\x90\xEF\xBC\x91\xEF\xBC\x92|\xEF\xBC\x93",
+        "I'M",
+        "they'LL",
+        "it'\xC5\xBF",
+        "it'rE|x",
+        "I|\xE2\x80\x99m",
+        "!\n|/x",
+        "a|  | b",
+        " \n \n| x",
+        "\x1c\x1c| a",
+        "123|4",
+        "a|'b",
+        "a|'",
+        " \xC2\xA0|\xC2\xA0z",
+        "\xCC\x81|A'd",
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[64];
+        size_t end[32], n = 0, n_end = 0, at = 0;
+        for (const char *p = cases[i]; *p != '\0'; p++) {
+            if (*p == '|')
+                end[n_end++] = n;
+            else
+                text[n++] = *p;
+        }
+        end[n_end++] = n;
+        for (size_t k = 0; k < n_end; k++) {
+            at = k3i_pretok_next(tok, (const uint8_t *)text, at, n);
+            if (at != end[k])
+                fail_msg("%s: piece %zu ends at byte %zu, not %zu", cases[i], k, at, end[k]);
+        }
+    }
 }
 
 /* Tokens of a piece by the definition, quadratic: the oracle of the array and of the heap. */
@@ -420,10 +470,15 @@ static void failing_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(round_trip),  cmocka_unit_test(bpe_matches_definition),
-        cmocka_unit_test(long_runs),   cmocka_unit_test(ill_formed),
-        cmocka_unit_test(limits),      cmocka_unit_test(damaged_files),
-        cmocka_unit_test(other_sizes), cmocka_unit_test(failing_memory),
+        cmocka_unit_test(pieces),
+        cmocka_unit_test(round_trip),
+        cmocka_unit_test(bpe_matches_definition),
+        cmocka_unit_test(long_runs),
+        cmocka_unit_test(ill_formed),
+        cmocka_unit_test(limits),
+        cmocka_unit_test(damaged_files),
+        cmocka_unit_test(other_sizes),
+        cmocka_unit_test(failing_memory),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
