@@ -4,7 +4,8 @@
 
 #include <k3/k3.h>
 
-/* Opens `dir`; `more` is further JSON members, each with a leading comma. Fails the test on error. */
+/* Opens `dir`; `more` is further JSON members, each with a leading comma. Fails the test on error.
+ */
 k3_engine *drive_open(const char *dir, const char *mode, int threads, const char *more);
 void drive_kv(k3_engine *e, int32_t num_blocks, int32_t block_tokens, int32_t n_slots);
 
@@ -15,8 +16,8 @@ typedef struct {
     int32_t len; /* committed */
 } drive_seq;
 
-/* One step of n final tokens, committed; logits of all rows if `logits` ([n, vocab]) is given. Returns the
- * status of the request (or of the call). */
+/* One step of n final tokens, committed; logits of all rows if `logits` ([n, vocab]) is given.
+ * Returns the status of the request (or of the call). */
 k3_status drive_step(drive_seq *s, const int32_t *ids, int32_t n, float *logits);
 
 #endif

@@ -10,23 +10,63 @@
 #include <unistd.h>
 
 const test_model test_model_a = {
-    .vocab = 320, .hidden = 160, .layers = 9, .inter = 224,
-    .heads = 4, .q_lora = 48, .kv_lora = 64, .nope = 24, .rope = 16, .v = 40,
-    .kda_heads = 3, .kda_dim = 32, .taps = 4, .a_log_len = 8, .block = 3,
-    .experts = 16, .top_k = 4, .shared = 2, .moe_inter = 64, .latent = 96,
-    .groups = 1, .topk_groups = 1, .first_dense = 1, .moe_freq = 1,
+    .vocab = 320,
+    .hidden = 160,
+    .layers = 9,
+    .inter = 224,
+    .heads = 4,
+    .q_lora = 48,
+    .kv_lora = 64,
+    .nope = 24,
+    .rope = 16,
+    .v = 40,
+    .kda_heads = 3,
+    .kda_dim = 32,
+    .taps = 4,
+    .a_log_len = 8,
+    .block = 3,
+    .experts = 16,
+    .top_k = 4,
+    .shared = 2,
+    .moe_inter = 64,
+    .latent = 96,
+    .groups = 1,
+    .topk_groups = 1,
+    .first_dense = 1,
+    .moe_freq = 1,
     .is_kda = {1, 1, 1, 0, 1, 1, 1, 0, 0},
-    .seed = "", .poison = -1,
+    .seed = "",
+    .poison = -1,
 };
 
 const test_model test_model_b = {
-    .vocab = 384, .hidden = 256, .layers = 13, .inter = 320,
-    .heads = 2, .q_lora = 96, .kv_lora = 512, .nope = 128, .rope = 64, .v = 128,
-    .kda_heads = 2, .kda_dim = 128, .taps = 4, .a_log_len = 128, .block = 12,
-    .experts = 24, .top_k = 4, .shared = 2, .moe_inter = 96, .latent = 128,
-    .groups = 1, .topk_groups = 1, .first_dense = 1, .moe_freq = 1,
+    .vocab = 384,
+    .hidden = 256,
+    .layers = 13,
+    .inter = 320,
+    .heads = 2,
+    .q_lora = 96,
+    .kv_lora = 512,
+    .nope = 128,
+    .rope = 64,
+    .v = 128,
+    .kda_heads = 2,
+    .kda_dim = 128,
+    .taps = 4,
+    .a_log_len = 128,
+    .block = 12,
+    .experts = 24,
+    .top_k = 4,
+    .shared = 2,
+    .moe_inter = 96,
+    .latent = 128,
+    .groups = 1,
+    .topk_groups = 1,
+    .first_dense = 1,
+    .moe_freq = 1,
     .is_kda = {1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 0},
-    .seed = "", .poison = -1,
+    .seed = "",
+    .poison = -1,
 };
 
 uint64_t test_hash(const char *prefix, const char *s)
@@ -68,7 +108,7 @@ typedef enum { BF16, F32, PACKED, SCALE } kind;
 typedef struct {
     const test_model *m;
     FILE *f;
-    bool data;       /* second walk */
+    bool data; /* second walk */
     size_t offset, n;
     size_t zero_from; /* of the next tensor: elements from here are 0 */
     size_t times_256; /* of the next tensor: elements from here are multiplied by 256 */
@@ -112,8 +152,8 @@ static void put(writer *w, kind k, double a, double b, size_t d0, size_t d1, siz
             }
         }
     } else {
-        fprintf(w->f, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%zu", w->n == 0 ? "{" : ",", name, dtype[k],
-                d0);
+        fprintf(w->f, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%zu", w->n == 0 ? "{" : ",", name,
+                dtype[k], d0);
         if (d1 != 0)
             fprintf(w->f, ",%zu", d1);
         if (d2 != 0)
@@ -284,15 +324,16 @@ static void write_config(const test_model *m, const char *path)
 {
     FILE *f = fopen(path, "wb");
     must(f != NULL, path);
-    fprintf(f,
-            "{\"architectures\":[\"KimiK3ForConditionalGeneration\"],\"model_type\":\"kimi_k3\","
-            "\"dtype\":\"bfloat16\",\"bos_token_id\":1,\"eos_token_id\":2,\"pad_token_id\":0,"
-            "\"tie_word_embeddings\":false,\"text_config\":{\"model_type\":\"kimi_linear\","
-            "\"dtype\":\"bfloat16\",\"bos_token_id\":1,\"eos_token_id\":2,\"pad_token_id\":0,"
-            "\"vocab_size\":%zu,\"hidden_size\":%zu,\"num_hidden_layers\":%zu,"
-            "\"intermediate_size\":%zu,\"hidden_act\":\"situ\",\"activation_situ_beta\":4.0,"
-            "\"activation_situ_linear_beta\":25.0,\"rms_norm_eps\":1e-05,\"attn_res_block_size\":%zu,",
-            m->vocab, m->hidden, m->layers, m->inter, m->block);
+    fprintf(
+        f,
+        "{\"architectures\":[\"KimiK3ForConditionalGeneration\"],\"model_type\":\"kimi_k3\","
+        "\"dtype\":\"bfloat16\",\"bos_token_id\":1,\"eos_token_id\":2,\"pad_token_id\":0,"
+        "\"tie_word_embeddings\":false,\"text_config\":{\"model_type\":\"kimi_linear\","
+        "\"dtype\":\"bfloat16\",\"bos_token_id\":1,\"eos_token_id\":2,\"pad_token_id\":0,"
+        "\"vocab_size\":%zu,\"hidden_size\":%zu,\"num_hidden_layers\":%zu,"
+        "\"intermediate_size\":%zu,\"hidden_act\":\"situ\",\"activation_situ_beta\":4.0,"
+        "\"activation_situ_linear_beta\":25.0,\"rms_norm_eps\":1e-05,\"attn_res_block_size\":%zu,",
+        m->vocab, m->hidden, m->layers, m->inter, m->block);
     fprintf(f,
             "\"num_attention_heads\":%zu,\"num_key_value_heads\":%zu,\"q_lora_rank\":%zu,"
             "\"kv_lora_rank\":%zu,\"qk_nope_head_dim\":%zu,\"qk_rope_head_dim\":%zu,"

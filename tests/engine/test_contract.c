@@ -1,12 +1,13 @@
-/* One request, one answer: random models under random schedules, every logits row bitwise equal to that of
- * the same sequence alone in one prefill.
+/* One request, one answer: random models under random schedules, every logits row bitwise equal to
+ * that of the same sequence alone in one prefill.
  *
- *   test_contract [schedules] [seed]        default: 200 schedules (40 under sanitizers) of a fixed seed
+ *   test_contract [schedules] [seed]        default: 200 schedules (40 under sanitizers) of a fixed
+ * seed
  *
- * A schedule is a little host: sequences join, run in batches of chunks, decodes and verify rows with
- * drafts right and wrong, are dropped and started again from nothing or from a snapshot taken somewhere.
- * Pages are handed out in random order and are full of NaN when they are. Some sequences hold a token
- * whose embedding is NaN: they must end there, and nobody else may notice. */
+ * A schedule is a little host: sequences join, run in batches of chunks, decodes and verify rows
+ * with drafts right and wrong, are dropped and started again from nothing or from a snapshot taken
+ * somewhere. Pages are handed out in random order and are full of NaN when they are. Some sequences
+ * hold a token whose embedding is NaN: they must end there, and nobody else may notice. */
 #include "test.h"
 
 #include "drive.h"
@@ -14,7 +15,7 @@
 #include "model.h"
 
 enum {
-    N_SEQS = 6,     /* texts of a model */
+    N_SEQS = 6, /* texts of a model */
     MAX_LEN = 72,
     MAX_REQS = 4,
     MAX_ROWS = 40,
@@ -75,7 +76,8 @@ static size_t pick(uint64_t *s, const size_t *from, size_t n)
     return from[test_rnd(s) % n];
 }
 
-/* ---- models ------------------------------------------------------------------------------------ */
+/* ---- models ------------------------------------------------------------------------------------
+ */
 
 static void random_shape(model *m, int number)
 {
@@ -169,7 +171,8 @@ static void model_done(model *m)
     test_dir_remove(m->dir);
 }
 
-/* ---- blocks ------------------------------------------------------------------------------------ */
+/* ---- blocks ------------------------------------------------------------------------------------
+ */
 
 static void poison_block(host *h, int32_t block)
 {
@@ -219,7 +222,8 @@ static void drop_request(host *h, request *r)
     r->used = false;
 }
 
-/* ---- joining ----------------------------------------------------------------------------------- */
+/* ---- joining -----------------------------------------------------------------------------------
+ */
 
 static void restore_request(host *h, request *r, const snapshot *s)
 {
@@ -270,7 +274,8 @@ static void join(host *h, request *r, int32_t slot)
     }
 }
 
-/* ---- one step ---------------------------------------------------------------------------------- */
+/* ---- one step ----------------------------------------------------------------------------------
+ */
 
 typedef struct {
     k3_batch b;
@@ -284,7 +289,8 @@ typedef struct {
     k3_status status[MAX_REQS], commit_status[MAX_REQS];
 } step;
 
-/* Adds request r with up to `room` rows: final ones, then drafts of which `right` follow the text. */
+/* Adds request r with up to `room` rows: final ones, then drafts of which `right` follow the text.
+ */
 static void add_request(host *h, step *st, request *r, int32_t room)
 {
     model *m = h->m;
@@ -423,8 +429,8 @@ static void compare(host *h, const step *st, const float *logits, size_t stride)
             continue;
         if (memcmp(logits + (size_t)k * stride, h->m->want[text] + (size_t)pos * V,
                    V * sizeof(float)) != 0)
-            fail_msg("text %d position %d differs (row %d of request %d, %d rows, %d drafts)", text, pos,
-                     at, i, st->q_start[i + 1] - st->q_start[i], st->n_spec[i]);
+            fail_msg("text %d position %d differs (row %d of request %d, %d rows, %d drafts)", text,
+                     pos, at, i, st->q_start[i + 1] - st->q_start[i], st->n_spec[i]);
         h->n_compared++;
     }
 }
@@ -520,7 +526,8 @@ static void run_step(host *h)
     free(logits);
 }
 
-/* ---- schedules --------------------------------------------------------------------------------- */
+/* ---- schedules ---------------------------------------------------------------------------------
+ */
 
 static void open_host(host *h)
 {
@@ -533,7 +540,9 @@ static void open_host(host *h)
     k3_info info = {.size = sizeof info};
     assert_int_equal(k3_query(h->e, &info), K3_OK);
     h->block_tokens = rnd_in(h->rnd, 1, 20);
-    k3_kv_config c = {.size = sizeof c, .num_blocks = N_BLOCKS, .block_tokens = h->block_tokens,
+    k3_kv_config c = {.size = sizeof c,
+                      .num_blocks = N_BLOCKS,
+                      .block_tokens = h->block_tokens,
                       .n_slots = MAX_REQS};
     k3_kv_layout lay = {.size = sizeof lay};
     int64_t latents = info.latent_bytes_per_token * h->block_tokens + 64 * info.num_mla_layers + 64;
@@ -557,7 +566,8 @@ static void run_schedule(model *m, uint64_t *rnd, host *total)
             if (!r->used && chance(rnd, 60))
                 join(&h, r, i);
             if (r->used && r->op == K3_SLOT_KEEP && chance(rnd, 4)) {
-                if (chance(rnd, 50)) /* dropped without a word: the next RESET or RESTORE replaces it */
+                if (chance(rnd,
+                           50)) /* dropped without a word: the next RESET or RESTORE replaces it */
                     assert_int_equal(k3_slot_release(h.e, r->slot), K3_OK);
                 drop_request(&h, r);
             }
@@ -583,8 +593,8 @@ static void any_schedule_gives_the_same_bits(void **state)
     for (int i = 0; i < p->schedules;) {
         model m;
         model_new(&m, p->seed, i / SCHEDULES_PER_MODEL);
-        print_message("model %d: %zu layers, %s, %s\n", i / SCHEDULES_PER_MODEL, m.shape.layers, m.mode,
-                      m.isa);
+        print_message("model %d: %zu layers, %s, %s\n", i / SCHEDULES_PER_MODEL, m.shape.layers,
+                      m.mode, m.isa);
         for (int k = 0; k < SCHEDULES_PER_MODEL && i < p->schedules; k++, i++) {
             uint64_t rnd = p->seed + (uint64_t)i * 0x9E3779B97F4A7C15u;
             run_schedule(&m, &rnd, &total);

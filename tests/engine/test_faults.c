@@ -1,6 +1,6 @@
-/* Every wrong argument gets its code and a sentence, and changes nothing: pool, states, slots and snapshots
- * are compared byte for byte, and the next correct call answers as if the wrong one had never been made.
- * Also: the Nth allocation of k3_open and k3_kv_init fails, for every N. */
+/* Every wrong argument gets its code and a sentence, and changes nothing: pool, states, slots and
+ * snapshots are compared byte for byte, and the next correct call answers as if the wrong one had
+ * never been made. Also: the Nth allocation of k3_open and k3_kv_init fails, for every N. */
 #include "test.h"
 
 #include "drive.h"
@@ -10,16 +10,37 @@
 enum { BT = 4, BLOCKS = 24, SLOTS = 4, ROWS = 6, VOCAB = 48, MAX_LEN = 64 };
 
 static const test_model small = {
-    .vocab = VOCAB, .hidden = 32, .layers = 3, .inter = 24,
-    .heads = 2, .q_lora = 16, .kv_lora = 16, .nope = 8, .rope = 4, .v = 12,
-    .kda_heads = 2, .kda_dim = 8, .taps = 4, .a_log_len = 8, .block = 2,
-    .experts = 8, .top_k = 2, .shared = 1, .moe_inter = 32, .latent = 32,
-    .groups = 1, .topk_groups = 1, .first_dense = 1, .moe_freq = 1,
-    .is_kda = {1, 0, 1}, .seed = "faults/", .poison = -1,
+    .vocab = VOCAB,
+    .hidden = 32,
+    .layers = 3,
+    .inter = 24,
+    .heads = 2,
+    .q_lora = 16,
+    .kv_lora = 16,
+    .nope = 8,
+    .rope = 4,
+    .v = 12,
+    .kda_heads = 2,
+    .kda_dim = 8,
+    .taps = 4,
+    .a_log_len = 8,
+    .block = 2,
+    .experts = 8,
+    .top_k = 2,
+    .shared = 1,
+    .moe_inter = 32,
+    .latent = 32,
+    .groups = 1,
+    .topk_groups = 1,
+    .first_dense = 1,
+    .moe_freq = 1,
+    .is_kda = {1, 0, 1},
+    .seed = "faults/",
+    .poison = -1,
 };
 
-/* Two requests: 0 has 4 tokens in slot 0 (blocks 1, 2) and brings 1 token and 2 drafts; 1 starts in slot 1
- * with 3 tokens (block 3). Snapshot of position 4 of request 0 in blocks 10... */
+/* Two requests: 0 has 4 tokens in slot 0 (blocks 1, 2) and brings 1 token and 2 drafts; 1 starts in
+ * slot 1 with 3 tokens (block 3). Snapshot of position 4 of request 0 in blocks 10... */
 typedef struct {
     char *dir;
     k3_engine *e;
@@ -69,16 +90,37 @@ static void fill_batch(fixture *f)
     f->media_row[0] = 1;
     f->media_count[0] = 2;
     f->media_key[0] = 77;
-    f->b = (k3_batch){.size = sizeof f->b, .n_reqs = 2, .n_tokens = ROWS, .n_logit_rows = ROWS,
-                      .n_snap = 1, .n_media = 1, .token_ids = f->ids, .q_start = f->q_start,
-                      .ctx_len = f->ctx, .slot = f->slot, .slot_op = f->op,
-                      .restore_block = f->restore, .n_spec = f->n_spec, .mla_off = f->off,
-                      .mla_table = f->table, .logit_row = f->logit_row, .media_token = f->media_token,
-                      .media_key = f->media_key, .media_row = f->media_row,
-                      .media_count = f->media_count, .snap_req = f->snap_req, .snap_pos = f->snap_pos,
-                      .snap_block = f->snap_block, .req_status = f->status};
-    f->c = (k3_commit_args){.size = sizeof f->c, .n_reqs = 2, .n_snap = 1, .accepted = f->accepted,
-                            .snap_req = f->c_req, .snap_pos = f->c_pos, .snap_block = f->c_block,
+    f->b = (k3_batch){.size = sizeof f->b,
+                      .n_reqs = 2,
+                      .n_tokens = ROWS,
+                      .n_logit_rows = ROWS,
+                      .n_snap = 1,
+                      .n_media = 1,
+                      .token_ids = f->ids,
+                      .q_start = f->q_start,
+                      .ctx_len = f->ctx,
+                      .slot = f->slot,
+                      .slot_op = f->op,
+                      .restore_block = f->restore,
+                      .n_spec = f->n_spec,
+                      .mla_off = f->off,
+                      .mla_table = f->table,
+                      .logit_row = f->logit_row,
+                      .media_token = f->media_token,
+                      .media_key = f->media_key,
+                      .media_row = f->media_row,
+                      .media_count = f->media_count,
+                      .snap_req = f->snap_req,
+                      .snap_pos = f->snap_pos,
+                      .snap_block = f->snap_block,
+                      .req_status = f->status};
+    f->c = (k3_commit_args){.size = sizeof f->c,
+                            .n_reqs = 2,
+                            .n_snap = 1,
+                            .accepted = f->accepted,
+                            .snap_req = f->c_req,
+                            .snap_pos = f->c_pos,
+                            .snap_block = f->c_block,
                             .req_status = f->status};
 }
 
@@ -96,7 +138,10 @@ static void put_image(k3_engine *e, uint64_t key, float *rows, size_t n)
 static void fixture_start(fixture *f)
 {
     static const int32_t first[] = {11, 12, 13};
-    k3_kv_config c = {.size = sizeof c, .num_blocks = BLOCKS, .block_tokens = BT, .n_slots = SLOTS,
+    k3_kv_config c = {.size = sizeof c,
+                      .num_blocks = BLOCKS,
+                      .block_tokens = BT,
+                      .n_slots = SLOTS,
                       .page_bytes = 1024};
     k3_kv_layout lay = {.size = sizeof lay};
     assert_int_equal(k3_kv_init(f->e, &c, &lay), K3_OK);
@@ -117,8 +162,13 @@ static void fixture_start(fixture *f)
     b.n_spec = &zero;
     b.mla_off = off;
     assert_int_equal(k3_forward(f->e, &b, NULL, 0), K3_OK);
-    const k3_commit_args commit = {.size = sizeof commit, .n_reqs = 1, .n_snap = 1, .accepted = &one,
-                                   .snap_req = &zero, .snap_pos = &pos, .snap_block = f->restore};
+    const k3_commit_args commit = {.size = sizeof commit,
+                                   .n_reqs = 1,
+                                   .n_snap = 1,
+                                   .accepted = &one,
+                                   .snap_req = &zero,
+                                   .snap_pos = &pos,
+                                   .snap_block = f->restore};
     assert_int_equal(k3_commit(f->e, &commit), K3_OK);
 }
 
@@ -127,9 +177,10 @@ static fixture *fixture_new(void)
     fixture *f = calloc(1, sizeof *f);
     f->dir = test_dir_new();
     test_model_write(&small, f->dir);
-    f->e = drive_open(f->dir, "f32", 1,
-                      ",\"max_num_seqs\":2,\"max_num_batched_tokens\":6,\"num_speculative_tokens\":3,"
-                      "\"max_model_len\":64,\"isa\":\"ref\"");
+    f->e =
+        drive_open(f->dir, "f32", 1,
+                   ",\"max_num_seqs\":2,\"max_num_batched_tokens\":6,\"num_speculative_tokens\":3,"
+                   "\"max_model_len\":64,\"isa\":\"ref\"");
     float *rows = k3i_alloc(3 * small.hidden * sizeof *rows);
     for (size_t i = 0; i < 3 * small.hidden; i++)
         rows[i] = (float)(i % 7) - 3;
@@ -145,7 +196,8 @@ static void fixture_free(fixture *f)
     free(f);
 }
 
-/* ---- what must not change ---------------------------------------------------------------------- */
+/* ---- what must not change ----------------------------------------------------------------------
+ */
 
 static uint64_t mix(uint64_t h, const void *p, size_t n)
 {
@@ -169,92 +221,95 @@ static uint64_t fingerprint(const k3_engine *e)
     return mix(h, &e->pending, sizeof e->pending);
 }
 
-/* ---- batches ----------------------------------------------------------------------------------- */
+/* ---- batches -----------------------------------------------------------------------------------
+ */
 
+/* clang-format off: one case a line */
 /* BAD(code, words of the message, what is wrong): f is the fixture, f->b the batch. */
-#define BAD_BATCHES                                                                         \
-    BAD(K3_E_ARG, "size", f->b.size = 8)                                                    \
-    BAD(K3_E_ARG, "n_reqs", f->b.n_reqs = 0)                                                \
-    BAD(K3_E_ARG, "n_reqs", f->b.n_reqs = 3)                                                \
-    BAD(K3_E_ARG, "n_tokens", f->b.n_tokens = 0)                                            \
-    BAD(K3_E_ARG, "n_tokens", f->b.n_tokens = 7)                                            \
-    BAD(K3_E_ARG, "n_logit_rows", f->b.n_logit_rows = -1)                                   \
-    BAD(K3_E_ARG, "n_logit_rows", f->b.n_logit_rows = 7)                                    \
-    BAD(K3_E_ARG, "n_media", f->b.n_media = -1)                                             \
-    BAD(K3_E_ARG, "n_snap", f->b.n_snap = -1)                                               \
-    BAD(K3_E_ARG, "n_snap", f->b.n_snap = 7)                                                \
-    BAD(K3_E_ARG, "NULL", f->b.token_ids = NULL)                                            \
-    BAD(K3_E_ARG, "NULL", f->b.q_start = NULL)                                              \
-    BAD(K3_E_ARG, "NULL", f->b.ctx_len = NULL)                                              \
-    BAD(K3_E_ARG, "NULL", f->b.slot = NULL)                                                 \
-    BAD(K3_E_ARG, "NULL", f->b.slot_op = NULL)                                              \
-    BAD(K3_E_ARG, "NULL", f->b.n_spec = NULL)                                               \
-    BAD(K3_E_ARG, "NULL", f->b.mla_off = NULL)                                              \
-    BAD(K3_E_ARG, "NULL", f->b.mla_table = NULL)                                            \
-    BAD(K3_E_ARG, "NULL", f->b.logit_row = NULL)                                            \
-    BAD(K3_E_ARG, "NULL", f->b.media_key = NULL)                                            \
-    BAD(K3_E_ARG, "NULL", f->b.snap_block = NULL)                                           \
-    BAD(K3_E_ARG, "q_start", f->q_start[0] = 1)                                             \
-    BAD(K3_E_ARG, "q_start", f->q_start[1] = 0)                                             \
-    BAD(K3_E_ARG, "q_start", f->q_start[1] = INT32_MIN)                                     \
-    BAD(K3_E_ARG, "q_start", (f->q_start[1] = 6, f->off[1] = 3))                            \
-    BAD(K3_E_ARG, "q_start", f->q_start[1] = 7)                                             \
-    BAD(K3_E_ARG, "q_start", f->q_start[2] = 5)                                             \
-    BAD(K3_E_ARG, "ctx_len", f->ctx[0] = -1)                                                \
-    BAD(K3_E_CONTEXT, "max_model_len", f->ctx[0] = 62)                                      \
-    BAD(K3_E_CONTEXT, "max_model_len", f->ctx[0] = INT32_MAX)                               \
-    BAD(K3_E_ARG, "n_spec", f->n_spec[0] = -1)                                              \
-    BAD(K3_E_ARG, "n_spec", f->n_spec[0] = 3)                                               \
-    BAD(K3_E_ARG, "n_spec", (f->q_start[1] = 5, f->n_spec[0] = 4))                          \
-    BAD(K3_E_ARG, "mla_off", f->off[0] = -1)                                                \
-    BAD(K3_E_ARG, "mla_off", f->off[1] = -1)                                                \
-    BAD(K3_E_BLOCK, "blocks", f->off[1] = 1)                                                \
-    BAD(K3_E_BLOCK, "blocks", (f->off[1] = 0, f->off[2] = 1))                               \
-    BAD(K3_E_BLOCK, "blocks", f->off[2] = 30)                                               \
-    BAD(K3_E_BLOCK, "block 0", f->table[0] = 0)                                             \
-    BAD(K3_E_BLOCK, "block 24", f->table[1] = BLOCKS)                                       \
-    BAD(K3_E_BLOCK, "block -5", f->table[2] = -5)                                           \
-    BAD(K3_E_BLOCK, "uses already", f->table[1] = 1)                                        \
-    BAD(K3_E_BLOCK, "uses already", f->table[2] = 2)                                        \
-    BAD(K3_E_BLOCK, "uses already", f->table[2] = 1)                                        \
-    BAD(K3_E_SLOT, "slot -1", f->slot[0] = -1)                                              \
-    BAD(K3_E_SLOT, "slot 4", f->slot[1] = SLOTS)                                            \
-    BAD(K3_E_SLOT, "twice", f->slot[1] = 0)                                                 \
-    BAD(K3_E_SLOT, "holds no state", f->slot[0] = 3)                                        \
-    BAD(K3_E_SLOT, "is at 4", f->ctx[0] = 3)                                                \
-    BAD(K3_E_SLOT, "reset", f->op[0] = K3_SLOT_RESET)                                       \
-    BAD(K3_E_ARG, "slot_op", f->op[0] = 3)                                                  \
-    BAD(K3_E_ARG, "slot_op", f->op[0] = -1)                                                 \
-    BAD(K3_E_ARG, "restore_block", (f->op[0] = K3_SLOT_RESTORE, f->b.restore_block = NULL)) \
-    BAD(K3_E_BLOCK, "no snapshot", (f->op[0] = K3_SLOT_RESTORE, f->restore[0] = 9))         \
-    BAD(K3_E_BLOCK, "no snapshot", (f->op[0] = K3_SLOT_RESTORE, f->restore[1] = 10))        \
-    BAD(K3_E_BLOCK, "no snapshot", (f->op[0] = K3_SLOT_RESTORE, f->ctx[0] = 3))             \
-    BAD(K3_E_BLOCK, "no snapshot", f->op[1] = K3_SLOT_RESTORE)                              \
-    BAD(K3_E_BLOCK, "block 24", (f->op[0] = K3_SLOT_RESTORE, f->restore[1] = BLOCKS))       \
-    BAD(K3_E_BLOCK, "uses already", (f->op[0] = K3_SLOT_RESTORE, f->restore[0] = 1))        \
-    BAD(K3_E_ARG, "snapshot", f->snap_req[0] = 2)                                           \
-    BAD(K3_E_ARG, "snapshot", f->snap_req[0] = -1)                                          \
-    BAD(K3_E_ARG, "snapshot", f->snap_pos[0] = 0)                                           \
-    BAD(K3_E_ARG, "snapshot", f->snap_pos[0] = 4)                                           \
-    BAD(K3_E_ARG, "snapshot", (f->snap_req[0] = 0, f->snap_pos[0] = 6))                     \
-    BAD(K3_E_BLOCK, "block 0", f->snap_block[0] = 0)                                        \
-    BAD(K3_E_BLOCK, "uses already", f->snap_block[0] = 2)                                   \
-    BAD(K3_E_BLOCK, "uses already", f->snap_block[1] = f->snap_block[0])                    \
-    BAD(K3_E_BLOCK, "uses already", (f->op[0] = K3_SLOT_RESTORE, f->snap_block[0] = 10))    \
-    BAD(K3_E_ARG, "not encoded", f->media_key[0] = 78)                                      \
-    BAD(K3_E_ARG, "media run", f->media_token[0] = -1)                                      \
-    BAD(K3_E_ARG, "media run", f->media_token[0] = 5)                                       \
-    BAD(K3_E_ARG, "media run", f->media_row[0] = 2)                                         \
-    BAD(K3_E_ARG, "media run", f->media_row[0] = -1)                                        \
-    BAD(K3_E_ARG, "media run", f->media_count[0] = 0)                                       \
-    BAD(K3_E_ARG, "media run", f->media_count[0] = 4)                                       \
-    BAD(K3_E_ARG, "has a row",                                                              \
+#define BAD_BATCHES                                                                             \
+    BAD(K3_E_ARG, "size", f->b.size = 8)                                                        \
+    BAD(K3_E_ARG, "n_reqs", f->b.n_reqs = 0)                                                    \
+    BAD(K3_E_ARG, "n_reqs", f->b.n_reqs = 3)                                                    \
+    BAD(K3_E_ARG, "n_tokens", f->b.n_tokens = 0)                                                \
+    BAD(K3_E_ARG, "n_tokens", f->b.n_tokens = 7)                                                \
+    BAD(K3_E_ARG, "n_logit_rows", f->b.n_logit_rows = -1)                                       \
+    BAD(K3_E_ARG, "n_logit_rows", f->b.n_logit_rows = 7)                                        \
+    BAD(K3_E_ARG, "n_media", f->b.n_media = -1)                                                 \
+    BAD(K3_E_ARG, "n_snap", f->b.n_snap = -1)                                                   \
+    BAD(K3_E_ARG, "n_snap", f->b.n_snap = 7)                                                    \
+    BAD(K3_E_ARG, "NULL", f->b.token_ids = NULL)                                                \
+    BAD(K3_E_ARG, "NULL", f->b.q_start = NULL)                                                  \
+    BAD(K3_E_ARG, "NULL", f->b.ctx_len = NULL)                                                  \
+    BAD(K3_E_ARG, "NULL", f->b.slot = NULL)                                                     \
+    BAD(K3_E_ARG, "NULL", f->b.slot_op = NULL)                                                  \
+    BAD(K3_E_ARG, "NULL", f->b.n_spec = NULL)                                                   \
+    BAD(K3_E_ARG, "NULL", f->b.mla_off = NULL)                                                  \
+    BAD(K3_E_ARG, "NULL", f->b.mla_table = NULL)                                                \
+    BAD(K3_E_ARG, "NULL", f->b.logit_row = NULL)                                                \
+    BAD(K3_E_ARG, "NULL", f->b.media_key = NULL)                                                \
+    BAD(K3_E_ARG, "NULL", f->b.snap_block = NULL)                                               \
+    BAD(K3_E_ARG, "q_start", f->q_start[0] = 1)                                                 \
+    BAD(K3_E_ARG, "q_start", f->q_start[1] = 0)                                                 \
+    BAD(K3_E_ARG, "q_start", f->q_start[1] = INT32_MIN)                                         \
+    BAD(K3_E_ARG, "q_start", (f->q_start[1] = 6, f->off[1] = 3))                                \
+    BAD(K3_E_ARG, "q_start", f->q_start[1] = 7)                                                 \
+    BAD(K3_E_ARG, "q_start", f->q_start[2] = 5)                                                 \
+    BAD(K3_E_ARG, "ctx_len", f->ctx[0] = -1)                                                    \
+    BAD(K3_E_CONTEXT, "max_model_len", f->ctx[0] = 62)                                          \
+    BAD(K3_E_CONTEXT, "max_model_len", f->ctx[0] = INT32_MAX)                                   \
+    BAD(K3_E_ARG, "n_spec", f->n_spec[0] = -1)                                                  \
+    BAD(K3_E_ARG, "n_spec", f->n_spec[0] = 3)                                                   \
+    BAD(K3_E_ARG, "n_spec", (f->q_start[1] = 5, f->n_spec[0] = 4))                              \
+    BAD(K3_E_ARG, "mla_off", f->off[0] = -1)                                                    \
+    BAD(K3_E_ARG, "mla_off", f->off[1] = -1)                                                    \
+    BAD(K3_E_BLOCK, "blocks", f->off[1] = 1)                                                    \
+    BAD(K3_E_BLOCK, "blocks", (f->off[1] = 0, f->off[2] = 1))                                   \
+    BAD(K3_E_BLOCK, "blocks", f->off[2] = 30)                                                   \
+    BAD(K3_E_BLOCK, "block 0", f->table[0] = 0)                                                 \
+    BAD(K3_E_BLOCK, "block 24", f->table[1] = BLOCKS)                                           \
+    BAD(K3_E_BLOCK, "block -5", f->table[2] = -5)                                               \
+    BAD(K3_E_BLOCK, "uses already", f->table[1] = 1)                                            \
+    BAD(K3_E_BLOCK, "uses already", f->table[2] = 2)                                            \
+    BAD(K3_E_BLOCK, "uses already", f->table[2] = 1)                                            \
+    BAD(K3_E_SLOT, "slot -1", f->slot[0] = -1)                                                  \
+    BAD(K3_E_SLOT, "slot 4", f->slot[1] = SLOTS)                                                \
+    BAD(K3_E_SLOT, "twice", f->slot[1] = 0)                                                     \
+    BAD(K3_E_SLOT, "holds no state", f->slot[0] = 3)                                            \
+    BAD(K3_E_SLOT, "is at 4", f->ctx[0] = 3)                                                    \
+    BAD(K3_E_SLOT, "reset", f->op[0] = K3_SLOT_RESET)                                           \
+    BAD(K3_E_ARG, "slot_op", f->op[0] = 3)                                                      \
+    BAD(K3_E_ARG, "slot_op", f->op[0] = -1)                                                     \
+    BAD(K3_E_ARG, "restore_block", (f->op[0] = K3_SLOT_RESTORE, f->b.restore_block = NULL))     \
+    BAD(K3_E_BLOCK, "no snapshot", (f->op[0] = K3_SLOT_RESTORE, f->restore[0] = 9))             \
+    BAD(K3_E_BLOCK, "no snapshot", (f->op[0] = K3_SLOT_RESTORE, f->restore[1] = 10))            \
+    BAD(K3_E_BLOCK, "no snapshot", (f->op[0] = K3_SLOT_RESTORE, f->ctx[0] = 3))                 \
+    BAD(K3_E_BLOCK, "no snapshot", f->op[1] = K3_SLOT_RESTORE)                                  \
+    BAD(K3_E_BLOCK, "block 24", (f->op[0] = K3_SLOT_RESTORE, f->restore[1] = BLOCKS))           \
+    BAD(K3_E_BLOCK, "uses already", (f->op[0] = K3_SLOT_RESTORE, f->restore[0] = 1))            \
+    BAD(K3_E_ARG, "snapshot", f->snap_req[0] = 2)                                               \
+    BAD(K3_E_ARG, "snapshot", f->snap_req[0] = -1)                                              \
+    BAD(K3_E_ARG, "snapshot", f->snap_pos[0] = 0)                                               \
+    BAD(K3_E_ARG, "snapshot", f->snap_pos[0] = 4)                                               \
+    BAD(K3_E_ARG, "snapshot", (f->snap_req[0] = 0, f->snap_pos[0] = 6))                         \
+    BAD(K3_E_BLOCK, "block 0", f->snap_block[0] = 0)                                            \
+    BAD(K3_E_BLOCK, "uses already", f->snap_block[0] = 2)                                       \
+    BAD(K3_E_BLOCK, "uses already", f->snap_block[1] = f->snap_block[0])                        \
+    BAD(K3_E_BLOCK, "uses already", (f->op[0] = K3_SLOT_RESTORE, f->snap_block[0] = 10))        \
+    BAD(K3_E_ARG, "not encoded", f->media_key[0] = 78)                                          \
+    BAD(K3_E_ARG, "media run", f->media_token[0] = -1)                                          \
+    BAD(K3_E_ARG, "media run", f->media_token[0] = 5)                                           \
+    BAD(K3_E_ARG, "media run", f->media_row[0] = 2)                                             \
+    BAD(K3_E_ARG, "media run", f->media_row[0] = -1)                                            \
+    BAD(K3_E_ARG, "media run", f->media_count[0] = 0)                                           \
+    BAD(K3_E_ARG, "media run", f->media_count[0] = 4)                                           \
+    BAD(K3_E_ARG, "has a row",                                                                  \
         (f->b.n_media = 2, f->media_key[1] = 77, f->media_token[1] = 4, f->media_count[1] = 1)) \
-    BAD(K3_E_ARG, "id -1", f->ids[0] = -1)                                                  \
-    BAD(K3_E_ARG, "id 48", f->ids[5] = VOCAB)                                               \
-    BAD(K3_E_ARG, "logit_row", f->logit_row[5] = 6)                                         \
-    BAD(K3_E_ARG, "logit_row", f->logit_row[0] = -1)                                        \
+    BAD(K3_E_ARG, "id -1", f->ids[0] = -1)                                                      \
+    BAD(K3_E_ARG, "id 48", f->ids[5] = VOCAB)                                                   \
+    BAD(K3_E_ARG, "logit_row", f->logit_row[5] = 6)                                             \
+    BAD(K3_E_ARG, "logit_row", f->logit_row[0] = -1)                                            \
     BAD(K3_E_ARG, "logit_row", f->logit_row[2] = 1)
+/* clang-format on */
 
 typedef struct {
     k3_status code;
@@ -281,7 +336,8 @@ static void spoil_batch(fixture *f, size_t n)
 static void expect(const fixture *f, k3_status got, const bad_case *c, uint64_t before)
 {
     if (got != c->code || strstr(k3_last_error(f->e), c->words) == NULL)
-        fail_msg("%s: %d '%s', expected %d '%s'", c->text, got, k3_last_error(f->e), c->code, c->words);
+        fail_msg("%s: %d '%s', expected %d '%s'", c->text, got, k3_last_error(f->e), c->code,
+                 c->words);
     if (fingerprint(f->e) != before)
         fail_msg("%s: something changed", c->text);
 }
@@ -320,21 +376,40 @@ static void bad_batches_change_nothing(void **state)
 /* Puts something between plausible and absurd into a random place of the batch. */
 static void spoil_at_random(fixture *f, uint64_t *rnd)
 {
-    static const int32_t values[] = {INT32_MIN, -1, 0, 1, 2, 3, 4, 5, 6, 7, 10, 15, 23, 24, 48, 61, 64, 77,
-                                     INT32_MAX - 1, INT32_MAX};
+    static const int32_t values[] = {
+        INT32_MIN,     -1,       0, 1, 2, 3, 4, 5, 6, 7, 10, 15, 23, 24, 48, 61, 64, 77,
+        INT32_MAX - 1, INT32_MAX};
     struct {
         int32_t *at;
         size_t n;
-    } places[] = {{f->ids, ROWS}, {f->q_start, 3}, {f->ctx, 2}, {f->slot, 2}, {f->op, 2},
-                  {f->n_spec, 2}, {f->off, 3}, {f->table, 3}, {f->logit_row, ROWS}, {f->restore, 4},
-                  {f->snap_req, 1}, {f->snap_pos, 1}, {f->snap_block, 2}, {f->media_token, 1},
-                  {f->media_row, 1}, {f->media_count, 1}, {&f->b.n_reqs, 1}, {&f->b.n_tokens, 1},
-                  {&f->b.n_logit_rows, 1}, {&f->b.n_media, 1}, {&f->b.n_snap, 1}};
+    } places[] = {{f->ids, ROWS},
+                  {f->q_start, 3},
+                  {f->ctx, 2},
+                  {f->slot, 2},
+                  {f->op, 2},
+                  {f->n_spec, 2},
+                  {f->off, 3},
+                  {f->table, 3},
+                  {f->logit_row, ROWS},
+                  {f->restore, 4},
+                  {f->snap_req, 1},
+                  {f->snap_pos, 1},
+                  {f->snap_block, 2},
+                  {f->media_token, 1},
+                  {f->media_row, 1},
+                  {f->media_count, 1},
+                  {&f->b.n_reqs, 1},
+                  {&f->b.n_tokens, 1},
+                  {&f->b.n_logit_rows, 1},
+                  {&f->b.n_media, 1},
+                  {&f->b.n_snap, 1}};
     size_t p = test_rnd(rnd) % (sizeof places / sizeof places[0]);
-    places[p].at[test_rnd(rnd) % places[p].n] = values[test_rnd(rnd) % (sizeof values / sizeof values[0])];
+    places[p].at[test_rnd(rnd) % places[p].n] =
+        values[test_rnd(rnd) % (sizeof values / sizeof values[0])];
 }
 
-/* Whatever a batch says, the call refuses it with everything unchanged, or computes and can be committed. */
+/* Whatever a batch says, the call refuses it with everything unchanged, or computes and can be
+ * committed. */
 static void random_batches_are_refused_or_computed(void **state)
 {
     (void)state;
@@ -366,29 +441,30 @@ static void random_batches_are_refused_or_computed(void **state)
     fixture_free(f);
 }
 
-/* ---- commits and the order of calls ------------------------------------------------------------ */
+/* ---- commits and the order of calls ------------------------------------------------------------
+ */
 
-#define BAD_COMMITS                                                                  \
-    BAD(K3_E_ARG, "size", f->c.size = 0)                                             \
-    BAD(K3_E_ARG, "n_reqs", f->c.n_reqs = 1)                                         \
-    BAD(K3_E_ARG, "n_reqs", f->c.accepted = NULL)                                    \
-    BAD(K3_E_ARG, "pad_", f->c.pad_ = 1)                                             \
-    BAD(K3_E_ARG, "n_snap", f->c.n_snap = -1)                                        \
-    BAD(K3_E_ARG, "n_snap", f->c.snap_pos = NULL)                                    \
-    BAD(K3_E_ARG, "accepted", f->accepted[0] = 0)                                    \
-    BAD(K3_E_ARG, "accepted", f->accepted[0] = 4)                                    \
-    BAD(K3_E_ARG, "accepted", f->accepted[1] = 2)                                    \
-    BAD(K3_E_ARG, "accepted", f->accepted[1] = -1)                                   \
-    BAD(K3_E_ARG, "snapshot 0", f->c_req[0] = 2)                                     \
-    BAD(K3_E_ARG, "snapshot 0", f->c_pos[0] = 4)                                     \
-    BAD(K3_E_ARG, "snapshot 0", f->c_pos[0] = 7)                                     \
-    BAD(K3_E_ARG, "snapshot 0", f->c_pos[0] = -1)                                    \
-    BAD(K3_E_BLOCK, "block 0", f->c_block[0] = 0)                                    \
-    BAD(K3_E_BLOCK, "uses already", f->c_block[0] = 1)                               \
-    BAD(K3_E_BLOCK, "uses already", f->c_block[0] = 3)                               \
-    BAD(K3_E_BLOCK, "uses already", f->c_block[1] = 20)                              \
-    BAD(K3_E_BLOCK, "uses already",                                                  \
-        (f->c.n_snap = 2, f->c_req[1] = 0, f->c_pos[1] = 5,                          \
+#define BAD_COMMITS                                         \
+    BAD(K3_E_ARG, "size", f->c.size = 0)                    \
+    BAD(K3_E_ARG, "n_reqs", f->c.n_reqs = 1)                \
+    BAD(K3_E_ARG, "n_reqs", f->c.accepted = NULL)           \
+    BAD(K3_E_ARG, "pad_", f->c.pad_ = 1)                    \
+    BAD(K3_E_ARG, "n_snap", f->c.n_snap = -1)               \
+    BAD(K3_E_ARG, "n_snap", f->c.snap_pos = NULL)           \
+    BAD(K3_E_ARG, "accepted", f->accepted[0] = 0)           \
+    BAD(K3_E_ARG, "accepted", f->accepted[0] = 4)           \
+    BAD(K3_E_ARG, "accepted", f->accepted[1] = 2)           \
+    BAD(K3_E_ARG, "accepted", f->accepted[1] = -1)          \
+    BAD(K3_E_ARG, "snapshot 0", f->c_req[0] = 2)            \
+    BAD(K3_E_ARG, "snapshot 0", f->c_pos[0] = 4)            \
+    BAD(K3_E_ARG, "snapshot 0", f->c_pos[0] = 7)            \
+    BAD(K3_E_ARG, "snapshot 0", f->c_pos[0] = -1)           \
+    BAD(K3_E_BLOCK, "block 0", f->c_block[0] = 0)           \
+    BAD(K3_E_BLOCK, "uses already", f->c_block[0] = 1)      \
+    BAD(K3_E_BLOCK, "uses already", f->c_block[0] = 3)      \
+    BAD(K3_E_BLOCK, "uses already", f->c_block[1] = 20)     \
+    BAD(K3_E_BLOCK, "uses already",                         \
+        (f->c.n_snap = 2, f->c_req[1] = 0, f->c_pos[1] = 5, \
          memcpy(f->c_block + f->pages, f->c_block, sizeof(int32_t) * (size_t)f->pages)))
 
 static const bad_case bad_commits[] = {
@@ -492,7 +568,8 @@ static void kv_configurations_are_checked(void **state)
 {
     (void)state;
     fixture *f = fixture_new();
-    const k3_kv_config good = {.size = sizeof good, .num_blocks = 9, .block_tokens = 3, .n_slots = 2};
+    const k3_kv_config good = {
+        .size = sizeof good, .num_blocks = 9, .block_tokens = 3, .n_slots = 2};
     k3_kv_layout lay = {.size = sizeof lay};
     k3_kv_config c[8];
     for (size_t i = 0; i < 8; i++)
@@ -524,7 +601,8 @@ static void kv_configurations_are_checked(void **state)
     fixture_free(f);
 }
 
-/* ---- options ----------------------------------------------------------------------------------- */
+/* ---- options -----------------------------------------------------------------------------------
+ */
 
 static void options_are_checked(void **state)
 {
@@ -550,10 +628,12 @@ static void options_are_checked(void **state)
         {K3_E_OPTION, "zx81", "{\"model\":\"%s\",\"isa\":\"zx81\"}"},
         {K3_E_OPTION, "'max_num_seqs'", "{\"model\":\"%s\",\"max_num_seqs\":0}"},
         {K3_E_OPTION, "'max_num_seqs'", "{\"model\":\"%s\",\"max_num_seqs\":4097}"},
-        {K3_E_OPTION, "'max_num_batched_tokens'", "{\"model\":\"%s\",\"max_num_batched_tokens\":0}"},
+        {K3_E_OPTION, "'max_num_batched_tokens'",
+         "{\"model\":\"%s\",\"max_num_batched_tokens\":0}"},
         {K3_E_OPTION, "'max_model_len'", "{\"model\":\"%s\",\"max_model_len\":\"8k\"}"},
         {K3_E_OPTION, "1048576", "{\"model\":\"%s\",\"max_model_len\":2000000}"},
-        {K3_E_OPTION, "'num_speculative_tokens'", "{\"model\":\"%s\",\"num_speculative_tokens\":17}"},
+        {K3_E_OPTION, "'num_speculative_tokens'",
+         "{\"model\":\"%s\",\"num_speculative_tokens\":17}"},
         {K3_E_OPTION, "'aux_hidden_stream'", "{\"model\":\"%s\",\"aux_hidden_stream\":\"x\"}"},
         {K3_E_OPTION, "'latent_norm_eps'", "{\"model\":\"%s\",\"latent_norm_eps\":0}"},
         {K3_E_OPTION, "'image_cache_bytes'", "{\"model\":\"%s\",\"image_cache_bytes\":-1}"},
@@ -568,7 +648,8 @@ static void options_are_checked(void **state)
         if (at == NULL) {
             snprintf(json, sizeof json, "%s", bad[i].json);
         } else {
-            snprintf(json, sizeof json, "%.*s%s%s", (int)(at - bad[i].json), bad[i].json, dir, at + 2);
+            snprintf(json, sizeof json, "%.*s%s%s", (int)(at - bad[i].json), bad[i].json, dir,
+                     at + 2);
         }
         k3_status st = k3_open(json, NULL, NULL, &e, err, sizeof err);
         if (st != bad[i].code || strstr(err, bad[i].words) == NULL)
@@ -580,15 +661,16 @@ static void options_are_checked(void **state)
     test_dir_remove(dir);
 }
 
-/* ---- memory ------------------------------------------------------------------------------------ */
+/* ---- memory ------------------------------------------------------------------------------------
+ */
 
 static void every_allocation_may_fail(void **state)
 {
     (void)state;
     char *dir = test_dir_new(), json[700], err[600];
     test_model_write(&small, dir);
-    snprintf(json, sizeof json, "{\"model\":\"%s\",\"threads\":1,\"max_num_batched_tokens\":8,\"cpus\":[0]}",
-             dir);
+    snprintf(json, sizeof json,
+             "{\"model\":\"%s\",\"threads\":1,\"max_num_batched_tokens\":8,\"cpus\":[0]}", dir);
     k3_engine *e = NULL;
     size_t n = 1;
     for (;; n++) {
@@ -641,7 +723,8 @@ static void media_rows_replace_embeddings(void **state)
     assert_int_equal(k3_commit(f->e, &f->c), K3_OK);
     float *rows = k3i_alloc(3 * H * sizeof *rows);
     for (size_t i = 0; i < 3; i++)
-        f->e->run.op->from_bf16(rows + i * H, f->e->target.text.embed_tokens + (size_t)f->ids[3 + i] * H, H);
+        f->e->run.op->from_bf16(rows + i * H,
+                                f->e->target.text.embed_tokens + (size_t)f->ids[3 + i] * H, H);
     put_image(f->e, 5, rows, 3);
     fill_batch(f);
     f->b.n_snap = 0;

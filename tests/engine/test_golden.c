@@ -1,5 +1,6 @@
-/* Golden models A and B of text-model.md 7 through the C API: logits, per-layer values, states, latents,
- * greedy continuation; and prefill 70 + 10 single steps equal to one prefill of 80, bit for bit. */
+/* Golden models A and B of text-model.md 7 through the C API: logits, per-layer values, states,
+ * latents, greedy continuation; and prefill 70 + 10 single steps equal to one prefill of 80, bit
+ * for bit. */
 #include "test.h"
 
 #include "drive.h"
@@ -69,13 +70,15 @@ static void check_experts(traced *t, size_t layer)
         for (size_t k = 0; k < 4; k++) {
             assert_int_equal(ws->expert[g->row * 4 + k], g->expert[k]);
             if (g->weight[0] != 0)
-                expect_close(ws->weight[g->row * 4 + k], g->weight[k], 1, "expert weight of layer", layer);
+                expect_close(ws->weight[g->row * 4 + k], g->weight[k], 1, "expert weight of layer",
+                             layer);
         }
         t->n_routed++;
     }
 }
 
-static void check_trace(void *user, const char *what, size_t layer, const float *x, size_t T, size_t n)
+static void check_trace(void *user, const char *what, size_t layer, const float *x, size_t T,
+                        size_t n)
 {
     traced *t = user;
     const golden_layer *g = &t->layers[layer];

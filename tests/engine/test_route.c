@@ -1,5 +1,5 @@
-/* The router alone (text-model 4.8): what it gets wrong hardly shows in a model's output, because the norm
- * behind the experts cancels a common factor of the weights. */
+/* The router alone (text-model 4.8): what it gets wrong hardly shows in a model's output, because
+ * the norm behind the experts cancels a common factor of the weights. */
 #include "test.h"
 
 #include "parts.h"
@@ -16,7 +16,8 @@ static float logit(float p)
     return logf(p / (1 - p));
 }
 
-static void route(const k3i_config *cfg, const float *score, const float *bias, int32_t *expert, float *weight)
+static void route(const k3i_config *cfg, const float *score, const float *bias, int32_t *expert,
+                  float *weight)
 {
     float logits[16];
     char *scratch = malloc(k3i_route_scratch(cfg));
@@ -28,8 +29,12 @@ static void route(const k3i_config *cfg, const float *score, const float *bias, 
 
 static k3i_config config(size_t experts, size_t top_k)
 {
-    return (k3i_config){.n_experts = experts, .n_experts_per_token = top_k, .n_expert_groups = 1,
-                        .topk_groups = 1, .moe_renormalize = true, .routed_scaling_factor = 1};
+    return (k3i_config){.n_experts = experts,
+                        .n_experts_per_token = top_k,
+                        .n_expert_groups = 1,
+                        .topk_groups = 1,
+                        .moe_renormalize = true,
+                        .routed_scaling_factor = 1};
 }
 
 static void bias_chooses_but_does_not_weigh(void **state)

@@ -1,6 +1,7 @@
-/* A trained model with golden answers from an independent float64 implementation: the text prompts of
- * <dir>/golden/golden.json in f32 mode must give the same greedy ids, and the logits of the last prompt
- * position (pNN.f32) within 1e-5 relative L2. The folder is named by K3_PROTOTYPE_DIR; NOT RUN without it. */
+/* A trained model with golden answers from an independent float64 implementation: the text prompts
+ * of <dir>/golden/golden.json in f32 mode must give the same greedy ids, and the logits of the last
+ * prompt position (pNN.f32) within 1e-5 relative L2. The folder is named by K3_PROTOTYPE_DIR; NOT
+ * RUN without it. */
 #include "test.h"
 
 #include "drive.h"
