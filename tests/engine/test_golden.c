@@ -250,8 +250,50 @@ static void model_b(void **state)
         check_model(&golden_b, check_states_b, k3i_ops_nth(i)->isa);
 }
 
+/* A missing, doubled or misplaced rounding moves the norms by about 1e-4, the right ones by 1e-6.
+ */
+static void check_rounded(void *user, const char *what, size_t layer, const float *x, size_t T,
+                          size_t n)
+{
+    size_t *n_seen = user;
+    for (size_t i = 0; i < sizeof rounded_a / sizeof rounded_a[0]; i++) {
+        const golden_rounded *g = &rounded_a[i];
+        if (g->layer != layer || strcmp(g->what, what) != 0)
+            continue;
+        double norm = l2(x, T * n);
+        if (!(fabs(norm - g->l2) < 1e-6 * g->l2))
+            fail_msg("%s of layer %zu: L2 %.9g, expected %.9g", what, layer, norm, g->l2);
+        for (size_t c = 0; c < 8; c++) {
+            if (!(fabs(x[79 * n + c] - g->row79[c]) <= 1e-6 * fabs(g->row79[c])))
+                fail_msg("%s of layer %zu: [79][%zu] is %.9g, expected %.9g", what, layer, c,
+                         (double)x[79 * n + c], g->row79[c]);
+        }
+        (*n_seen)++;
+    }
+}
+
+static void rounding_points(void **state)
+{
+    (void)state;
+    char *dir = test_dir_new();
+    int32_t ids[N];
+    size_t n_seen = 0;
+    test_prompt(&test_model_a, ids, N);
+    test_model_write(&test_model_a, dir);
+    k3_engine *e = drive_open(dir, "bf16", 2, ",\"isa\":\"ref\"");
+    drive_kv(e, 16, BLOCK, 1);
+    e->trace = check_rounded;
+    e->trace_user = &n_seen;
+    drive_seq s = {.engine = e, .first_block = 1, .block_tokens = BLOCK};
+    assert_int_equal(drive_step(&s, ids, N, NULL), K3_OK);
+    assert_int_equal(n_seen, 4);
+    k3_close(e);
+    test_dir_remove(dir);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(model_a), cmocka_unit_test(model_b)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(model_a), cmocka_unit_test(model_b),
+                                       cmocka_unit_test(rounding_points)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
