@@ -17,7 +17,8 @@ struct k3i_line_input {
     const char *prompt;
     EditLine *edit; /* NULL: not a terminal */
     History *history;
-    char *line; /* the line handed out; malloc, because of getline */
+    char *line;     /* the last line of a pipe; malloc, because of getline */
+    char *edited;   /* the last line of the editor */
     size_t cap;
 };
 
@@ -76,9 +77,9 @@ static char *next_edited(k3i_line_input *in)
         HistEvent event;
         if (line[0] != '\n')
             history(in->history, &event, H_ENTER, line);
-        free(in->line);
-        in->line = strdup(line);
-        return in->line == NULL ? NULL : cut_end(in->line);
+        k3i_free(in->edited);
+        in->edited = k3i_strdup(line);
+        return in->edited == NULL ? NULL : cut_end(in->edited);
     }
 }
 
@@ -104,5 +105,6 @@ void k3i_line_input_free(k3i_line_input *in)
     if (in->edit != NULL)
         el_end(in->edit);
     free(in->line);
+    k3i_free(in->edited);
     k3i_free(in);
 }
