@@ -20,7 +20,7 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
-CLASSES = ["T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
+CLASSES = ["T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
 SIDE = 28
 
 
@@ -52,7 +52,7 @@ def template(path, pad):
 
 def label_of(text):
     """The class that an answer names last, None if it names none. 'T-shirt' is not 'shirt'."""
-    at = [(text.rfind(" " + name + "."), i) for i, name in enumerate(CLASSES)]
+    at = [(max(text.rfind(f" {name}."), text.rfind(f" {name}s.")), i) for i, name in enumerate(CLASSES)]
     best = max(at)
     return best[1] if best[0] >= 0 else None
 
