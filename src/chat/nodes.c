@@ -57,7 +57,8 @@ void k3i_add_lit(k3i_grammar *g, const char *text, size_t n, k3i_glit lit, k3_st
     lit.at = (uint32_t)g->pool.n;
     lit.n = (uint32_t)n;
     *st = k3i_buf_add(&g->pool, text, n, err);
-    p[g->n_lit++] = lit;
+    if (*st == K3_OK)
+        p[g->n_lit++] = lit;
 }
 
 k3i_gpattern *k3i_add_pattern(k3i_grammar *g, k3_status *st, k3i_err *err)

@@ -72,7 +72,7 @@ static size_t letters(const k3i_tok *tok, const uint8_t *text, size_t at, size_t
                       size_t len)
 {
     bool may_prefix = !(c & (K3I_L | K3I_N)) && text[at] != '\r' && text[at] != '\n';
-    size_t start[2], n_start = 0, up_end[2], stop = 0;
+    size_t start[2], n_start = 0, up_end[2] = {0}, stop = 0;
     if (may_prefix)
         start[n_start++] = at + len;
     if (c & (K3I_UP | K3I_LO))

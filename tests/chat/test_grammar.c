@@ -228,8 +228,8 @@ static void response_formats(void **state)
         REQUEST("\"response_format\":{\"type\":\"json_object\"}"),
         REQUEST("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\","
                 "\"strict\":false,\"schema\":{\"type\":\"array\"}}}"),
-        "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"response_format\":{\"type\":"
-        "\"json_object\"}}",
+        ("{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"response_format\":{\"type\":"
+         "\"json_object\"}}"),
     };
     for (size_t i = 0; i < 3; i++) {
         constraint c = constrain(any[i], strlen(any[i]));

@@ -235,7 +235,7 @@ static void bpe_matches_definition(void **state)
     k3i_ids_done(&ids);
 }
 
-/* 10 MB of a single run, 1 MB of other kinds. A quadratic step anywhere would take hours, so ending
+/* 10 MB of a single run, 256 KB of other kinds. A quadratic step anywhere would take hours, so ending
  * is the test. */
 static void long_runs(void **state)
 {
@@ -248,7 +248,7 @@ static void long_runs(void **state)
     char *text = malloc(10u << 20);
     assert_non_null(text);
     for (size_t u = 0; u < sizeof unit / sizeof *unit; u++) {
-        size_t n = strlen(unit[u]), bytes = u < 2 ? 10u << 20 : 1u << 20, len = bytes / n * n;
+        size_t n = strlen(unit[u]), bytes = u < 2 ? 10u << 20 : 1u << 18, len = bytes / n * n;
         for (size_t i = 0; i < len; i++)
             text[i] = unit[u][i % n];
         encode(text, len, K3I_TOK_SPECIAL, &ids);
