@@ -113,6 +113,13 @@ static void random_shape(model *m, int number)
                       .poison = 3};
     for (size_t i = 0; i < layers; i++)
         t->is_kda[i] = chance(s, 65);
+    if (number % 5 == 0) { /* the real model's heads: kernels may treat their widths apart */
+        t->kda_dim = t->nope = t->v = 128;
+        t->rope = 64;
+        t->kv_lora = 512;
+        t->a_log_len = 128;
+        t->kda_heads = t->heads = 2;
+    }
     if (number % 5 == 2) { /* MLA next to MLA at the end, as in the real model */
         t->is_kda[layers - 1] = t->is_kda[layers - 2] = false;
         t->is_kda[0] = true;
