@@ -51,12 +51,24 @@ void k3i_gumbel_init(k3i_gumbel *g, uint64_t seed, int32_t position, uint32_t st
     *g = (k3i_gumbel){.seed = seed, .position = position, .stream = stream, .quad = UINT32_MAX};
 }
 
-double k3i_gumbel_at(k3i_gumbel *g, int32_t token)
+uint32_t k3i_gumbel_word(k3i_gumbel *g, int32_t token)
 {
     uint32_t quad = (uint32_t)token / 4;
     if (quad != g->quad) {
         draw(g->seed, g->position, g->stream, quad, g->word);
         g->quad = quad;
     }
-    return -log(-log(open_unit(g->word[(uint32_t)token % 4])));
+    return g->word[(uint32_t)token % 4];
+}
+
+double k3i_gumbel_at(k3i_gumbel *g, int32_t token)
+{
+    return -log(-log(open_unit(k3i_gumbel_word(g, token))));
+}
+
+uint32_t k3i_gumbel_floor(double score)
+{
+    /* Two words of slack cover the rounding of the two exponentials near 1. */
+    double word = exp(-exp(-score)) * 0x1p32 - 2.5;
+    return word <= 0.0 ? 0 : (uint32_t)word;
 }

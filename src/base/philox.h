@@ -31,6 +31,10 @@ typedef struct {
 
 void k3i_gumbel_init(k3i_gumbel *g, uint64_t seed, int32_t position, uint32_t stream);
 double k3i_gumbel_at(k3i_gumbel *g, int32_t token);
+/* The 32 random bits behind k3i_gumbel_at, which grows with them. */
+uint32_t k3i_gumbel_word(k3i_gumbel *g, int32_t token);
+/* Words below this give noise below `score`: spares the two logarithms. */
+uint32_t k3i_gumbel_floor(double score);
 
 /* k3i_gumbel_at never exceeds this: -ln(-ln(1 - 2^-33)) rounded up. */
 #define K3I_GUMBEL_MAX 22.9

@@ -3,8 +3,8 @@
  *
  * The one idea: work on a shrinking list of candidate ids rather than on sorted copies of the row.
  * min_p and the noise bound remove most of the vocabulary with one comparison each; top_k and top_p
- * take from a heap only as many entries as they keep. Sums over the vocabulary ascend by id in
- * double, so a result depends on the row alone. Formulas: vLLM's sampler; Gumbel-max for the draw.
+ * are cut by quickselect. All sums run in an order that depends on the row alone. Formulas: vLLM's
+ * sampler; Gumbel-max for the draw.
  */
 #include "sampler.h"
 
@@ -21,6 +21,7 @@ struct k3i_sampler {
     int32_t *count;     /* [vocab] occurrences in the output; NULL if no penalty needs them */
     uint8_t *in_prompt; /* [vocab]; NULL without repetition penalty */
     int32_t *seen;      /* [vocab] distinct ids of prompt (repetition penalty) and output */
+    double *weight;     /* [vocab] scratch: probabilities up to a factor */
     int32_t *cand;      /* [vocab] scratch of one call */
 };
 
@@ -95,7 +96,9 @@ k3_status k3i_sampler_new(const k3i_sampling *params, int32_t vocab, const int32
     s->params = params;
     s->vocab = vocab;
     s->cand = k3i_alloc_array((size_t)vocab, sizeof *s->cand);
-    if (s->cand == NULL || (has_penalty(params) && new_statistics(s, prompt, n_prompt) != K3_OK)) {
+    s->weight = k3i_alloc_array((size_t)vocab, sizeof *s->weight);
+    if (s->cand == NULL || s->weight == NULL ||
+        (has_penalty(params) && new_statistics(s, prompt, n_prompt) != K3_OK)) {
         k3i_sampler_free(s);
         return k3i_fail(err, K3_E_NOMEM, "sampler: out of memory (vocabulary %d)", vocab);
     }
@@ -112,6 +115,7 @@ void k3i_sampler_free(k3i_sampler *s)
     k3i_free(s->in_prompt);
     k3i_free(s->seen);
     k3i_free(s->cand);
+    k3i_free(s->weight);
     k3i_free(s);
 }
 
@@ -231,82 +235,100 @@ static bool before(const float *row, int32_t a, int32_t b)
     return row[a] > row[b] || (row[a] == row[b] && a < b);
 }
 
-static void sift_down(const float *row, int32_t *heap, int32_t n, int32_t i)
+/* The middle one of three ids. */
+static int32_t median(const float *row, int32_t a, int32_t b, int32_t c)
 {
-    int32_t id = heap[i];
-    for (;;) {
-        int32_t child = 2 * i + 1;
-        if (child >= n)
-            break;
-        if (child + 1 < n && before(row, heap[child + 1], heap[child]))
-            child++;
-        if (!before(row, heap[child], id))
-            break;
-        heap[i] = heap[child];
-        i = child;
-    }
-    heap[i] = id;
+    if (before(row, a, b) != before(row, a, c))
+        return a;
+    return before(row, b, a) != before(row, b, c) ? b : c;
 }
 
-/* `row` is scaled so that its maximum is 0. Keeps the best entries of cand: at most top_k, then the
- * smallest set whose mass reaches top_p of what top_k left. The kept ids move to the end of the
- * list, best last; returns their number. */
-static int32_t cut_top(const float *row, int32_t *cand, int32_t n, int32_t top_k, double top_p)
+/* Moves the ids before the pivot to the front of cand[0..n), the pivot behind them; returns its
+ * place. */
+static int32_t partition(const float *row, int32_t *cand, int32_t n)
 {
-    int32_t k = top_k > 0 && top_k < n ? top_k : n;
-    for (int32_t i = n / 2 - 1; i >= 0; i--)
-        sift_down(row, cand, n, i);
-    double mass = 0.0;
-    if (top_p < 1.0 && k == n) {
-        for (int32_t i = 0; i < n; i++)
-            mass += exp((double)row[cand[i]]);
+    int32_t pivot = median(row, cand[0], cand[n / 2], cand[n - 1]), at = 0, place = 0;
+    for (int32_t i = 0; i < n; i++) {
+        int32_t id = cand[i];
+        if (id == pivot) {
+            place = i;
+        } else if (before(row, id, pivot)) {
+            cand[i] = cand[at];
+            place = place == at ? i : place;
+            cand[at++] = id;
+        }
     }
+    cand[place] = cand[at];
+    cand[at] = pivot;
+    return at;
+}
+
+/* Moves the best ids to the front: at most `count`, and no more than needed for `mass` of the sum
+ * of weights. Returns their number, at least 1. Quickselect: linear in n, whatever is kept. */
+static int32_t keep_best(const float *row, const double *weight, int32_t *cand, int32_t n,
+                         int32_t count, double mass)
+{
+    int32_t kept = 0; /* cand[0..kept) stay for sure */
     double sum = 0.0;
-    int32_t taken = 0;
-    for (int32_t left = n; taken < k && (k < n || sum < top_p * mass || taken == 0); taken++) {
-        int32_t id = cand[0];
-        cand[0] = cand[--left];
-        sift_down(row, cand, left, 0);
-        cand[left] = id;
-        sum += exp((double)row[id]);
+    while (n > kept) {
+        int32_t i = kept + partition(row, cand + kept, n - kept);
+        double left = sum;
+        for (int32_t k = kept; k < i; k++)
+            left += weight[cand[k]];
+        if (i > 0 && (i >= count || left >= mass)) {
+            n = i; /* the cut is before the pivot */
+        } else {
+            kept = i + 1;
+            sum = left + weight[cand[i]];
+            if (kept >= count || sum >= mass)
+                return kept;
+        }
     }
-    if (k == n || top_p >= 1.0)
-        return taken;
-    /* top_k came first: its survivors stand sorted at the end of the list. */
-    double target = top_p * sum, kept = 0.0;
-    int32_t m = 0;
-    while (m < taken && (m == 0 || kept < target))
-        kept += exp((double)row[cand[n - 1 - m++]]);
-    return m;
+    return n;
+}
+
+/* top_k, then top_p of what top_k left; `row` is scaled so that its maximum is 0. */
+static int32_t cut_top(k3i_sampler *s, const float *row, int32_t n)
+{
+    const k3i_sampling *p = s->params;
+    if (p->top_k > 0 && p->top_k < n)
+        n = keep_best(row, s->weight, s->cand, n, p->top_k, INFINITY);
+    if (p->top_p >= 1.0f)
+        return n;
+    double sum = 0.0;
+    for (int32_t i = 0; i < n; i++)
+        sum += s->weight[s->cand[i]];
+    return keep_best(row, s->weight, s->cand, n, n, (double)p->top_p * sum);
 }
 
 /* Scales the row to (x - max) / temperature and leaves the ids that min_p, top_k and top_p allow in
- * s->cand (from the returned pointer on), *ret_n of them. `best` is the most probable id. */
-static void candidates(k3i_sampler *s, float *row, int32_t best, int32_t **ret, int32_t *ret_n)
+ * s->cand; returns their number. `best` is the most probable id. */
+static int32_t candidates(k3i_sampler *s, float *row, int32_t best)
 {
     const k3i_sampling *p = s->params;
     /* Subtracting first keeps the quotient finite for any temperature. */
-    float top = row[best];
-    float floor_p = p->min_p > 0.0f ? logf(p->min_p) : -INFINITY;
+    float top = row[best], floor_p = p->min_p > 0.0f ? logf(p->min_p) : -INFINITY;
+    /* 30 nats below the best a whole vocabulary weighs 2e-8: nothing that top_p could keep or miss. */
+    if (p->top_p < 1.0f && floor_p < -30.0f)
+        floor_p = -30.0f;
+    bool is_cut = p->top_k > 0 || p->top_p < 1.0f;
     int32_t n = 0;
     for (int32_t t = 0; t < s->vocab; t++) {
         float x = (row[t] - top) / p->temperature;
         row[t] = x;
-        if (x > -INFINITY && x >= floor_p)
-            s->cand[n++] = t;
+        if (x == -INFINITY || x < floor_p)
+            continue;
+        s->cand[n++] = t;
+        if (is_cut)
+            s->weight[t] = exp((double)x);
     }
-    *ret = s->cand;
-    *ret_n = n;
-    if ((p->top_k > 0 && p->top_k < n) || p->top_p < 1.0f) {
-        *ret_n = cut_top(row, s->cand, n, p->top_k, (double)p->top_p);
-        *ret = s->cand + (n - *ret_n);
-    }
+    return is_cut ? cut_top(s, row, n) : n;
 }
 
 k3_status k3i_sample(k3i_sampler *s, float *row, const uint32_t *mask, int32_t position,
                      int32_t *ret_token, k3i_err *err)
 {
-    int32_t best, n, *cand;
+    int32_t best;
     k3_status status = process(s, row, mask, &best, err);
     if (status != K3_OK)
         return status;
@@ -314,18 +336,22 @@ k3_status k3i_sample(k3i_sampler *s, float *row, const uint32_t *mask, int32_t p
         *ret_token = best;
         return K3_OK;
     }
-    candidates(s, row, best, &cand, &n);
+    int32_t n = candidates(s, row, best);
     k3i_gumbel noise;
     k3i_gumbel_init(&noise, s->params->seed, position, K3_STREAM_TARGET);
-    double best_score = k3i_gumbel_at(&noise, best); /* its scaled logit is 0 */
+    double best_score = k3i_gumbel_at(&noise, best); /* its scaled logit is 0, the largest */
+    uint32_t floor_word = k3i_gumbel_floor(best_score);
     for (int32_t i = 0; i < n; i++) {
-        double x = (double)row[cand[i]];
-        if (x + K3I_GUMBEL_MAX < best_score)
-            continue; /* no noise can lift it: most of a peaked distribution ends here */
-        double score = x + k3i_gumbel_at(&noise, cand[i]);
-        if (score > best_score || (score == best_score && cand[i] < best)) {
+        int32_t t = s->cand[i];
+        double x = (double)row[t];
+        /* Most ids end here: no noise, or not this noise, can lift them above the best. */
+        if (x + K3I_GUMBEL_MAX < best_score || k3i_gumbel_word(&noise, t) < floor_word)
+            continue;
+        double score = x + k3i_gumbel_at(&noise, t);
+        if (score > best_score || (score == best_score && t < best)) {
             best_score = score;
-            best = cand[i];
+            best = t;
+            floor_word = k3i_gumbel_floor(best_score);
         }
     }
     *ret_token = best;
@@ -335,7 +361,7 @@ k3_status k3i_sample(k3i_sampler *s, float *row, const uint32_t *mask, int32_t p
 k3_status k3i_sampler_probs(k3i_sampler *s, float *row, const uint32_t *mask, double *probs,
                             k3i_err *err)
 {
-    int32_t best, n, *cand;
+    int32_t best;
     k3_status status = process(s, row, mask, &best, err);
     if (status != K3_OK)
         return status;
@@ -344,14 +370,14 @@ k3_status k3i_sampler_probs(k3i_sampler *s, float *row, const uint32_t *mask, do
         probs[best] = 1.0;
         return K3_OK;
     }
-    candidates(s, row, best, &cand, &n);
+    int32_t n = candidates(s, row, best);
     double sum = 0.0;
     for (int32_t i = 0; i < n; i++) {
-        probs[cand[i]] = exp((double)row[cand[i]]);
-        sum += probs[cand[i]];
+        probs[s->cand[i]] = exp((double)row[s->cand[i]]);
+        sum += probs[s->cand[i]];
     }
     for (int32_t i = 0; i < n; i++)
-        probs[cand[i]] /= sum;
+        probs[s->cand[i]] /= sum;
     return K3_OK;
 }
 
