@@ -1,0 +1,395 @@
+#!/usr/bin/env python3
+"""The HTTP API as clients see it, on random weights: routes, errors, streams, sampling, stop strings, logprobs, prefix
+reuse, pictures, keys. Answers are noise; what is checked holds for any model."""
+import json
+import os
+import unittest
+
+import api
+
+MARKERS = ["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>", "<|media_pad|>", "[EOS]"]
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
+
+
+class Routes(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.s = api.Server(name="one,two")
+
+    @classmethod
+    def tearDownClass(cls):
+        assert cls.s.stop() == 0
+
+    def test_small_routes(self):
+        models = json.loads(self.s.get("/v1/models"))["data"]
+        self.assertEqual([m["id"] for m in models], ["one", "two"])
+        self.assertEqual(models[0]["max_model_len"], 32768)
+        self.assertEqual(self.s.get("/health"), b"")
+        self.assertEqual(self.s.request("POST", "/ping")[0], 200)
+        self.assertIn("version", json.loads(self.s.get("/version")))
+        self.assertEqual(json.loads(self.s.get("/load")), {"server_load": 0})
+        status, headers, page = self.s.request("GET", "/")
+        self.assertEqual(status, 200)
+        self.assertTrue(headers["Content-Type"].startswith("text/html"))
+        self.assertIn(b"</html>", page)
+        self.assertNotIn(b"http://", page.replace(b"http://www.w3.org/2000/svg", b""))  # nothing from outside
+        self.assertEqual(self.s.request("HEAD", "/health")[0], 200)
+
+    def test_errors(self):
+        self.s.get("/nowhere", 404)
+        self.s.post("/v1/nowhere", {}, 404)
+        self.s.get("/v1/chat/completions", 405)
+        self.s.post("/health", {}, 405)
+        self.assertIn("`three` does not exist", self.s.ask("x", 404, model="three")["error"]["message"])
+        self.assertEqual(self.s.request("POST", "/v1/chat/completions", b"{}", {"Content-Type": "text/plain"})[0], 400)
+        self.assertEqual(self.s.request("POST", "/v1/chat/completions", b"{}")[0], 400)
+        for body in (b"", b"{", b"[]", b"null", b"\xff", b'{"messages":', b"[" * 5000, b'{"a":' * 5000):
+            status, _, data = self.s.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+            self.assertEqual(status, 400, data[:200])
+            self.assertEqual(json.loads(data)["error"]["code"], 400)
+        deep = "[" * 100000 + "]" * 100000
+        status, _, data = self.s.request("POST", "/v1/chat/completions", ('{"messages":%s}' % deep).encode(),
+                                         {"Content-Type": "application/json"})
+        self.assertEqual(status, 400)
+
+    def test_ranges(self):
+        for fields, word in [
+                ({"temperature": -0.1}, "temperature must be non-negative, got -0.1"),
+                ({"temperature": 3}, "temperature must be in [0, 2], got 3.0"),
+                ({"temperature": "hot"}, "valid number"), ({"temperature": True}, "valid number"),
+                ({"top_p": 0}, "top_p must be in (0, 1], got 0.0"), ({"top_k": -5}, "top_k must be 0"),
+                ({"top_k": 1.5}, "valid integer"), ({"min_p": 2}, "min_p"), ({"presence_penalty": 3}, "presence_penalty must be in [-2, 2]"),
+                ({"repetition_penalty": 0}, "repetition_penalty"), ({"n": 0}, "n must be at least 1, got 0"),
+                ({"n": 1000}, "n must be at most"), ({"n": True}, "valid integer"),
+                ({"max_tokens": 0}, "max_tokens must be at least 1"), ({"max_tokens": -5}, "got -5"),
+                ({"max_tokens": 99999999}, "cannot be greater than max_model_len"),
+                ({"max_completion_tokens": 0}, "max_completion_tokens"),
+                ({"min_tokens": 9, "max_tokens": 4}, "min_tokens"), ({"stop": ""}, "empty string"),
+                ({"stop": ["a"] * 6}, "at most 5"), ({"stop": [1]}, "valid string"),
+                ({"stop_token_ids": [163840]}, "163840"), ({"stop_token_ids": ["a"]}, "integer"),
+                ({"logit_bias": {"-1": 1}}, "token id"), ({"logit_bias": {"a": 1}}, "token id"),
+                ({"bad_words": [""]}, "empty string"), ({"top_logprobs": 2}, "logprobs"),
+                ({"logprobs": True, "top_logprobs": 21}, "max allowed: 20"),
+                ({"stream_options": {"include_usage": True}}, "stream"),
+                ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"), ({"stream": "yes"}, "boolean"),
+                ({"thinking_token_budget": 5}, "thinking_token_budget"), ({"messages": []}, "non-empty"),
+                ({"messages": None}, "messages"), ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
+                ({"messages": [{"role": "user", "content": [{"type": "audio_url"}]}]}, "audio_url")]:
+            with self.subTest(fields=fields):
+                body = {"messages": user("x"), **fields}
+                message = self.s.chat(400, **body)["error"]["message"]
+                self.assertIn(word, message)
+
+    def test_too_long(self):
+        message = self.s.ask("word " * 40000, 400, max_tokens=5)["error"]["message"]
+        self.assertIn("maximum context length is 32768 tokens", message)
+
+    def test_null_and_unknown_fields(self):
+        answer = self.s.ask("x", max_tokens=3, temperature=None, stop=None, tools=None, seed=None, unheard_of={"a": 1},
+                            user="me", metadata={}, service_tier="auto", max_completion_tokens=None)
+        self.assertEqual(answer["usage"]["completion_tokens"], 3)
+        self.assertEqual(self.s.ask("x", max_tokens=9, max_completion_tokens=2)["usage"]["completion_tokens"], 2)
+
+    def test_tokenize(self):
+        for text in ("Hello, world", "naïve 東京 \U0001f600", "<|open|>think<|sep|>", ""):
+            got = self.s.post("/tokenize", {"prompt": text, "return_token_strs": True})
+            self.assertEqual(got["count"], len(got["tokens"]))
+            self.assertEqual(len(got["token_strs"]), got["count"])
+            self.assertEqual(self.s.post("/detokenize", {"tokens": got["tokens"]})["prompt"], text)
+        self.assertIn(163587, self.s.post("/tokenize", {"prompt": "<|open|>"})["tokens"])
+        for tokens in ([-1], [163840], ["a"], None):
+            self.s.post("/detokenize", {"tokens": tokens}, 400)
+        total = self.s.post("/v1/tokenizers/estimate-token-count", {"messages": user("Hi")})["data"]["total_tokens"]
+        self.assertEqual(total + 3, self.s.post("/tokenize", {"messages": user("Hi")})["count"])
+
+    def test_request_id(self):
+        _, _, data = self.s.request("POST", "/v1/chat/completions", {"messages": user("x"), "max_tokens": 1},
+                                    {"X-Request-Id": "abc-1"})
+        self.assertEqual(json.loads(data)["id"], "chatcmpl-abc-1")
+
+    def test_keep_alive(self):
+        c = self.s.connect()
+        for _ in range(5):
+            status, _, _ = self.s.request("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2}, connection=c)
+            self.assertEqual(status, 200)
+            self.assertEqual(self.s.request("GET", "/health", connection=c)[0], 200)
+        c.close()
+
+
+class Answers(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.s = api.Server(*api.SPECULATE, name="k3")
+
+    @classmethod
+    def tearDownClass(cls):
+        assert cls.s.stop() == 0
+
+    def test_stream_equals_whole(self):
+        for fields in ({"temperature": 0}, {"seed": 7}, {"seed": 8, "top_k": 5, "temperature": 1.5},
+                       {"seed": 9, "thinking": {"type": "disabled"}, "presence_penalty": 1, "repetition_penalty": 1.2}):
+            body = dict(messages=user("Tell me something."), max_tokens=40, **fields)
+            whole = self.s.chat(**body)
+            events = self.s.stream(**body, stream_options={"include_usage": True})
+            message, reason, usage = api.merge(events)
+            self.assertEqual(api.plain(whole["choices"][0]["message"]), message)
+            self.assertEqual(whole["choices"][0]["finish_reason"], reason)
+            self.assertEqual(whole["usage"]["completion_tokens"], usage["completion_tokens"])
+            self.assertEqual(events[0]["choices"][0]["delta"], {"role": "assistant", "content": ""})
+            self.assertEqual(events[-1]["choices"], [])
+            self.assertEqual(len({e["created"] for e in events}), 1)
+            self.assertTrue(all(e["object"] == "chat.completion.chunk" for e in events))
+
+    def test_one_request_one_answer(self):
+        """With and without speculation, alone or among others, cached or not: a seeded request has one answer."""
+        body = dict(messages=user("One answer, please."), max_tokens=60, seed=5, temperature=0.8, top_p=0.9)
+        first = self.s.chat(**body)["choices"][0]["message"]
+        self.assertEqual(first, self.s.chat(**body)["choices"][0]["message"])
+        self.assertEqual(first, self.s.chat(**body, disable_speculation=True)["choices"][0]["message"])
+        self.assertEqual(first, self.s.chat(**body, cache_salt="other")["choices"][0]["message"])
+        self.assertNotEqual(first, self.s.chat(**{**body, "seed": 6})["choices"][0]["message"])
+
+    def test_n(self):
+        body = dict(messages=user("Several."), max_tokens=12, seed=3)
+        many = self.s.chat(**body, n=3)
+        self.assertEqual([c["index"] for c in many["choices"]], [0, 1, 2])
+        self.assertEqual(many["usage"]["completion_tokens"], 36)
+        texts = [c["message"]["reasoning_content"] for c in many["choices"]]
+        self.assertEqual(len(set(texts)), 3)
+        self.assertEqual(texts[0], self.s.chat(**body)["choices"][0]["message"]["reasoning_content"])
+        parts = {}
+        for e in self.s.stream(**body, n=3):
+            for c in e["choices"]:
+                parts[c["index"]] = parts.get(c["index"], "") + (c["delta"].get("reasoning_content") or "")
+        self.assertEqual([parts[i] for i in range(3)], texts)
+
+    def test_stop_strings(self):
+        body = dict(prompt="Once upon a time", max_tokens=60, seed=2, temperature=1)
+        whole = self.s.post("/v1/completions", body)["choices"][0]["text"]
+        self.assertGreater(len(whole), 20)
+        stop = whole[12:15]
+        cut = whole[:whole.index(stop)]
+        for extra in ({}, {"disable_speculation": True}):
+            got = self.s.post("/v1/completions", {**body, "stop": [stop, "\u2603"], **extra})
+            choice = got["choices"][0]
+            self.assertEqual(choice["text"], cut)
+            self.assertEqual((choice["finish_reason"], choice["stop_reason"]), ("stop", stop))
+            self.assertLess(got["usage"]["completion_tokens"], 60)
+        kept = self.s.post("/v1/completions", {**body, "stop": stop, "include_stop_str_in_output": True})
+        self.assertEqual(kept["choices"][0]["text"], cut + stop)
+        events = self.s.stream("/v1/completions", **{**body, "stop": stop})
+        self.assertEqual("".join(e["choices"][0]["text"] for e in events), cut)
+        self.assertEqual(events[-1]["choices"][0]["stop_reason"], stop)
+
+    def test_stop_token_ids(self):
+        body = dict(prompt="Once", max_tokens=30, temperature=0, return_token_ids=True)
+        ids = self.s.post("/v1/completions", body)["choices"][0]["token_ids"]
+        stop = ids[5]
+        got = self.s.post("/v1/completions", {**body, "stop_token_ids": [stop]})["choices"][0]
+        self.assertEqual(got["token_ids"], ids[:ids.index(stop) + 1])
+        self.assertEqual((got["finish_reason"], got["stop_reason"]), ("stop", stop))
+
+    def test_bias_and_bad_words(self):
+        word = self.s.post("/tokenize", {"prompt": "yes"})["tokens"]
+        self.assertEqual(len(word), 1)
+        got = self.s.post("/v1/completions", dict(prompt="x", max_tokens=4, temperature=0, logit_bias={str(word[0]): 100}))
+        self.assertEqual(got["choices"][0]["text"], "yes" * 4)
+        got = self.s.post("/v1/completions", dict(prompt="x", max_tokens=4, temperature=0, logit_bias={str(word[0]): 100},
+                                                  bad_words=["yes"]))
+        self.assertNotIn("yes", got["choices"][0]["text"])
+
+    def test_logprobs(self):
+        body = dict(messages=user("Count."), max_tokens=10, temperature=0, logprobs=True, top_logprobs=3)
+        whole = self.s.chat(**body)
+        content = whole["choices"][0]["logprobs"]["content"]
+        self.assertEqual(len(content), 10)
+        for t in content:
+            self.assertEqual(len(t["top_logprobs"]), 3)
+            self.assertEqual(t["token"], t["top_logprobs"][0]["token"])  # greedy
+            self.assertLessEqual(t["logprob"], 0)
+        streamed = [t for e in self.s.stream(**body) for c in e["choices"] for t in (c["logprobs"] or {"content": []})["content"]]
+        self.assertEqual(streamed, content)
+        got = self.s.post("/v1/completions", dict(prompt="a b c", max_tokens=3, temperature=0, logprobs=2, echo=True))["choices"][0]
+        n = len(self.s.post("/tokenize", {"prompt": "a b c"})["tokens"]) + 3
+        for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            self.assertEqual(len(got["logprobs"][key]), n)
+        self.assertIsNone(got["logprobs"]["token_logprobs"][0])
+        self.assertTrue(got["text"].startswith("a b c"))
+        only = self.s.post("/v1/completions", dict(prompt="a b c", max_tokens=0, logprobs=0, echo=True))["choices"][0]
+        self.assertEqual(only["text"], "a b c")
+        self.assertEqual(only["logprobs"]["token_logprobs"], got["logprobs"]["token_logprobs"][:n - 3])
+
+    def test_prompt_logprobs(self):
+        got = self.s.post("/v1/completions", dict(prompt="a b c d", max_tokens=1, prompt_logprobs=1))["choices"][0]
+        self.assertEqual(len(got["prompt_logprobs"]), len(self.s.post("/tokenize", {"prompt": "a b c d"})["tokens"]))
+        self.assertIsNone(got["prompt_logprobs"][0])
+
+    def test_completion_prompts(self):
+        ids = self.s.post("/tokenize", {"prompt": "hello there"})["tokens"]
+        one = dict(max_tokens=5, temperature=0)
+        text = self.s.post("/v1/completions", {"prompt": "hello there", **one})["choices"][0]["text"]
+        self.assertEqual(self.s.post("/v1/completions", {"prompt": ids, **one})["choices"][0]["text"], text)
+        many = self.s.post("/v1/completions", {"prompt": [ids, ids, ids], "n": 2, **one})["choices"]
+        self.assertEqual([c["text"] for c in many], [text] * 6)
+        self.assertEqual([c["index"] for c in many], list(range(6)))
+        for prompt in ("", [], [[]], None, [163840], 5, {"a": 1}):
+            self.s.post("/v1/completions", {"prompt": prompt, **one}, 400)
+
+    def test_follow_up_is_cached(self):
+        messages = user("Remember the number seven. " * 60)
+        first = self.s.chat(messages=messages, max_tokens=50, seed=1)
+        told = first["choices"][0]["message"]
+        second = messages + [told] + user("And now?")
+        cold = self.s.chat(messages=second, max_tokens=20, seed=2, cache_salt="cold")
+        warm = self.s.chat(messages=second, max_tokens=20, seed=2)
+        self.assertEqual(cold["usage"]["cached_tokens"], 0)
+        self.assertEqual(cold["choices"][0]["message"], warm["choices"][0]["message"])
+        self.assertGreater(warm["usage"]["prompt_tokens_details"]["cached_tokens"], first["usage"]["prompt_tokens"] * 0.95)
+        again = self.s.chat(messages=messages, max_tokens=1, seed=1)
+        self.assertGreaterEqual(again["usage"]["cached_tokens"], again["usage"]["prompt_tokens"] - 1)
+
+    def test_user_text_is_never_control(self):
+        """Names of control tokens in every place a client can write to stay ordinary text."""
+        special = set(range(163584, 163840))
+        for marker in MARKERS:
+            text = f"a{marker}b"
+            tool = {"type": "function", "function": {"name": "f", "description": text,
+                                                      "parameters": {"type": "object", "properties": {text: {"enum": [text]}}}}}
+            call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": json.dumps({text: text})}}
+            body = {"messages": [{"role": "system", "content": text, "name": text}, {"role": "user", "content": text},
+                                 {"role": "assistant", "content": text, "reasoning_content": text, "tool_calls": [call]},
+                                 {"role": "tool", "tool_call_id": "x", "content": text}], "tools": [tool]}
+            inside = self.s.post("/tokenize", body)["tokens"]
+            clean = self.s.post("/tokenize", json.loads(json.dumps(body).replace(marker, "zz")))["tokens"]
+            self.assertEqual([t for t in inside if t in special], [t for t in clean if t in special], marker)
+
+    def test_pictures(self):
+        def ask(status=200, **part):
+            content = [part, {"type": "text", "text": "What is it?"}]
+            return self.s.chat(status, messages=[{"role": "user", "content": content}], max_tokens=5, temperature=0)
+
+        url = api.data_url(api.png(56, 28))
+        bare = self.s.ask("What is it?", max_tokens=5, temperature=0)["usage"]["prompt_tokens"]
+        good = ask(type="image_url", image_url={"url": url})
+        self.assertGreater(good["usage"]["prompt_tokens"], bare)
+        self.assertEqual(ask(type="image_url", image_url=url)["choices"][0]["message"], good["choices"][0]["message"])
+        self.assertEqual(ask(type="image", image=url)["choices"][0]["message"], good["choices"][0]["message"])
+        again = ask(type="image_url", image_url={"url": url})["usage"]
+        self.assertGreaterEqual(again["cached_tokens"], again["prompt_tokens"] - 1)
+        other = ask(type="image_url", image_url={"url": api.data_url(api.png(56, 28, (0, 0, 200)))})["usage"]
+        self.assertLess(other["cached_tokens"], bare)  # equal length, other picture
+        for part, word in [
+                (dict(type="image_url", image_url={"url": "data:image/png;base64,!!!!"}), "base64"),
+                (dict(type="image_url", image_url={"url": "data:image/png;base64"}), "separator"),
+                (dict(type="image_url", image_url={"url": "data:image/png,abc"}), "base64"),
+                (dict(type="image_url", image_url={"url": api.data_url(b"not a picture")}), "Failed to load image"),
+                (dict(type="image_url", image_url={"url": api.data_url(api.png(56, 28)[:-40])}), "Failed to load image"),
+                (dict(type="image_url", image_url={"url": "http://127.0.0.1/a.png"}), "allowed-media-domains"),
+                (dict(type="image_url", image_url={"url": "file:///etc/passwd"}), "URL must be"),
+                (dict(type="image_url", image_url={"url": "/etc/passwd"}), "URL must be"),
+                (dict(type="image_url", image_url={}), "url"), (dict(type="image_url"), "url"),
+                (dict(type="video_url", video_url={"url": url}), "video_url")]:
+            with self.subTest(part=str(part)[:80]):
+                self.assertIn(word, ask(400, **part)["error"]["message"])
+        many = [{"type": "image_url", "image_url": {"url": url}}] * 33
+        message = self.s.chat(400, messages=[{"role": "user", "content": many}])["error"]["message"]
+        self.assertIn("32", message)
+
+    def test_picture_in_stream_and_tool_result(self):
+        url = api.data_url(api.png(30, 30))
+        messages = [{"role": "user", "content": "Draw."},
+                    {"role": "assistant", "content": "", "tool_calls": [
+                        {"id": "a", "type": "function", "function": {"name": "draw", "arguments": "{}"}}]},
+                    {"role": "tool", "tool_call_id": "a", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+        message, _, _ = api.merge(self.s.stream(messages=messages, max_tokens=6, temperature=0))
+        whole = self.s.chat(messages=messages, max_tokens=6, temperature=0)
+        self.assertEqual(api.plain(whole["choices"][0]["message"]), message)
+
+    def test_metrics(self):
+        before = self.s.metric("generation_tokens_total")
+        self.s.ask("x", max_tokens=7)
+        self.s.wait_idle()
+        self.assertEqual(self.s.metric("generation_tokens_total") - before, 7)
+        self.assertEqual(self.s.metric("num_requests_running"), 0)
+        for name in ("time_to_first_token_seconds_count", "e2e_request_latency_seconds_bucket", "request_success_total",
+                     "spec_decode_num_drafts_total", "spec_decode_num_accepted_tokens_per_pos_total", "num_preemptions_total",
+                     "prefix_cache_hits_total", "kv_cache_usage_perc", "iteration_tokens_total_sum", "mm_cache_queries_total"):
+            self.s.metric(name)
+
+    def test_tool_stream_is_json(self):
+        tool = {"type": "function", "function": {"name": "f", "parameters": {
+            "type": "object", "properties": {"ключ": {"type": "string", "maxLength": 8}, "n": {"type": "integer", "minimum": 0, "maximum": 9}},
+            "required": ["ключ", "n"], "additionalProperties": False}}}
+        events = self.s.stream(messages=user("Call."), tools=[tool], tool_choice="required", max_tokens=120, seed=4,
+                               parallel_tool_calls=False)
+        message, reason, _ = api.merge(events)
+        self.assertEqual(reason, "tool_calls")
+        self.assertEqual(len(message["tool_calls"]), 1)
+        value = json.loads(message["tool_calls"][0]["arguments"])
+        self.assertEqual(set(value), {"ключ", "n"})
+        self.assertIn(value["n"], range(10))
+
+
+class Options(unittest.TestCase):
+    def test_api_key(self):
+        with api.serving("--api-key", "secret,other") as s:
+            body = {"messages": user("x"), "max_tokens": 1}
+            for headers, status in [({}, 401), ({"Authorization": "Bearer wrong"}, 401), ({"Authorization": "secret"}, 401),
+                                    ({"Authorization": "Bearer "}, 401), ({"Authorization": "Bearer secre"}, 401),
+                                    ({"Authorization": "Bearer secret"}, 200), ({"Authorization": "bearer other"}, 200)]:
+                got, _, data = s.request("POST", "/v1/chat/completions", body, headers)
+                self.assertEqual(got, status, headers)
+                self.assertEqual(s.request("GET", "/v1/models", headers=headers)[0], status)
+                if status == 401:
+                    self.assertEqual(json.loads(data), {"error": "Unauthorized"})
+            self.assertEqual(s.request("GET", "/health")[0], 200)
+
+    def test_body_limit(self):
+        with api.serving("--max-body-bytes", 4096) as s:
+            self.assertEqual(s.request("POST", "/v1/chat/completions", {"messages": user("x" * 5000)})[0], 413)
+            c = s.connect()  # chunked: the length is not known before
+            c.request("POST", "/v1/chat/completions", body=(b"x" * 1000 for _ in range(10)),
+                      headers={"Content-Type": "application/json"}, encode_chunked=True)
+            self.assertEqual(c.getresponse().status, 413)
+
+    def test_no_prefix_caching(self):
+        with api.serving("--no-enable-prefix-caching", name="x") as s:
+            for _ in range(2):
+                self.assertEqual(s.ask("Hello " * 50, max_tokens=2)["usage"]["cached_tokens"], 0)
+
+    def test_text_model_refuses_pictures(self):
+        import shutil
+        import tempfile
+        with tempfile.TemporaryDirectory() as d:
+            for f in os.listdir(api.API):
+                if f != "config.json":
+                    os.symlink(os.path.join(api.API, f), os.path.join(d, f))
+            shutil.copy(os.path.join(api.API, "config.json"), d)
+            with api.serving("--max-images", 0, model=d) as s:
+                content = [{"type": "image_url", "image_url": {"url": api.data_url(api.png(30, 30))}}]
+                s.chat(400, messages=[{"role": "user", "content": content}])
+
+    def test_small_context(self):
+        with api.serving("--max-model-len", 200, "--kimi-policy", "off") as s:
+            got = s.ask("x")
+            self.assertEqual(got["choices"][0]["finish_reason"], "length")
+            self.assertEqual(got["usage"]["total_tokens"] + 3, 200)
+            self.assertIn("200", s.ask("x", 400, max_tokens=150)["error"]["message"])
+
+    def test_bad_options(self):
+        import subprocess
+        for options, word in [(["--speculative-config", "{}"], "method"), (["--port", "99999"], "port"),
+                              (["--max-num-seqs", "0"], "max-num-seqs"), (["--nonsense"], "nonsense"),
+                              (["--enable-prefix-caching", "--no-enable-prefix-caching"], "prefix"),
+                              (["--num-gpu-blocks-override", "10"], "max-model-len"), (["--host", "nowhere.invalid"], "nowhere")]:
+            p = subprocess.run([api.K3, "serve", api.API, "--port", "0", *options], capture_output=True, text=True, timeout=60)
+            self.assertIn(p.returncode, (1, 2), options)
+            self.assertIn(word, p.stderr)
+            self.assertEqual(p.stdout, "")
+
+
+if __name__ == "__main__":
+    api.main()
