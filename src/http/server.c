@@ -19,7 +19,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_JOBS = 1024, HEADER_BYTES = 32768, CHUNK_BYTES = 16384 };
+/* DROP_BYTES: how much of a refused body is read, so that the client gets to see the answer. */
+enum { MAX_JOBS = 1024, HEADER_BYTES = 32768, CHUNK_BYTES = 16384, DROP_BYTES = 1 << 20 };
 
 /* A connection with a request on it. */
 typedef struct link_s link_t;
@@ -417,7 +418,7 @@ static enum MHD_Result take_body(link_t *l, const char *data, size_t n)
     if (l->call == NULL || l->fault.status != 0) {
         /* An error is the answer; what still comes is dropped, up to a point. */
         l->dropped += n;
-        return l->dropped > s->api->config->max_body_bytes ? MHD_NO : MHD_YES;
+        return l->dropped > s->api->config->max_body_bytes + DROP_BYTES ? MHD_NO : MHD_YES;
     }
     l->counted += n;
     if (atomic_fetch_add(&s->body_bytes, n) + n > s->api->config->max_total_bytes)

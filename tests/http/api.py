@@ -15,6 +15,7 @@ import unittest
 K3 = os.environ.pop("TEST_K3_PROGRAM")
 MODELS = os.environ.pop("TEST_K3_MODELS")
 SOURCE = os.environ.pop("TEST_K3_SOURCE")
+QUICK = bool(os.environ.get("TEST_K3_QUICK"))  # under sanitizers
 DATA = os.path.join(SOURCE, "tests", "data")
 API, DRAFT = os.path.join(MODELS, "api"), os.path.join(MODELS, "api-draft")
 SPECULATE = ["--speculative-config", json.dumps({"method": "dspark", "model": DRAFT, "num_speculative_tokens": 4})]

@@ -47,10 +47,12 @@ class Kvv(unittest.TestCase):
         self.assertGreater(usage["prompt_tokens"], 0)
         return whole["message"], reason
 
-    def one_schema(self, case, stream):
+    def one_schema(self, case, stream, max_tokens=160):
+        """What is wrong with a forced call, None if nothing is. Short first, then with the verifier's own limit: the
+        grammar must finish in time whatever it is given, but some schemas demand more than 160 tokens."""
         fields = {"messages": [{"role": "user", "content": "Make one minimal call of kvv_walle_case."}],
                   "tools": [tool("kvv_walle_case", strict=True, parameters=case["tool_parameters"])],
-                  "tool_choice": "required", "thinking": OFF if stream else ON, "max_tokens": 160}
+                  "tool_choice": "required", "thinking": OFF if stream else ON, "max_tokens": max_tokens}
         if zlib.crc32(case["id"].encode()) % 8:
             fields["temperature"] = 0  # sampling from flat noise over 163,840 tokens is slow; some cases do it
         if stream:
@@ -58,6 +60,8 @@ class Kvv(unittest.TestCase):
         else:
             choice = self.s.chat(**fields)["choices"][0]
             message, reason = api.plain(choice["message"]), choice["finish_reason"]
+        if reason == "length" and max_tokens < 2048:
+            return self.one_schema(case, stream, 2048)
         if reason != "tool_calls":
             return f"{case['id']}: finish_reason {reason}"
         for call in message["tool_calls"]:
@@ -72,9 +76,10 @@ class Kvv(unittest.TestCase):
     def test_tool_schemas(self):
         cases = [c for c in lines("kvv", "tool_schemas.jsonl") if c["skip_reason"] is None]
         self.assertEqual(len(cases), 204)
+        cases = cases[::12] if api.QUICK else cases
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             wrong = [w for w in pool.map(lambda a: self.one_schema(*a), [(c, s) for c in cases for s in (False, True)]) if w]
-        self.assertEqual(wrong, [], f"{len(wrong)} of 408")
+        self.assertEqual(wrong, [], f"{len(wrong)} of {2 * len(cases)}")
 
     def test_params(self):
         for thinking in (OFF, ON):

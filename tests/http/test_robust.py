@@ -1,0 +1,279 @@
+#!/usr/bin/env python3
+"""The server under people who are many, slow, rude or gone: load equal to solo runs, disconnects, half requests, floods,
+a full queue, SIGTERM, a poisoned model."""
+import concurrent.futures
+import json
+import os
+import random
+import signal
+import socket
+import threading
+import time
+import unittest
+
+import api
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
+
+
+def raw(server, data, read=True, timeout=30):
+    """Sends bytes, returns everything that comes back until the server closes."""
+    s = socket.create_connection(("127.0.0.1", server.port), timeout=timeout)
+    out = b""
+    try:
+        s.sendall(data)
+        if read == "eof":
+            s.shutdown(socket.SHUT_WR)
+        while read:
+            piece = s.recv(65536)
+            if not piece:
+                break
+            out += piece
+        return out
+    except (ConnectionResetError, BrokenPipeError, OSError) as e:
+        if isinstance(e, TimeoutError):
+            raise  # the server neither answers nor closes
+        return out
+    finally:
+        s.close()
+
+
+def post_head(path, n, extra=""):
+    return (f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {n}\r\n{extra}\r\n").encode()
+
+
+class Load(unittest.TestCase):
+    def requests(self, rng, n):
+        """Mixed requests: prompts that share beginnings, pictures, tools, all ways to sample, streamed or not."""
+        picture = [api.data_url(api.png(28 * rng.randint(1, 3), 28 * rng.randint(1, 3), (40 * i, 90, 10))) for i in range(4)]
+        tool = {"type": "function", "function": {"name": "f", "parameters": {
+            "type": "object", "properties": {"a": {"enum": ["x", "yy"]}}, "required": ["a"], "additionalProperties": False}}}
+        for i in range(n):
+            shared = "You are one of several assistants. " * rng.choice([0, 3, 12])
+            content = shared + f"Question {rng.randint(0, 9)}? " + "word " * rng.randint(0, 60)
+            body = {"max_tokens": rng.choice([1, 5, 20, 60, 90]), "seed": i, "temperature": rng.choice([0, 0.7, 1.3])}
+            if i % 4 == 0:
+                content = [{"type": "image_url", "image_url": {"url": rng.choice(picture)}}, {"type": "text", "text": content}]
+            body["messages"] = [{"role": "user", "content": content}]
+            if i % 5 == 0:
+                body.update(tools=[tool], tool_choice="required", thinking={"type": "disabled"}, max_tokens=90)
+            if i % 6 == 0:
+                body.update(stop=["e", "的"], presence_penalty=0.5)
+            if i % 7 == 0:
+                body.update(logprobs=True, top_logprobs=1)
+            yield body
+
+    def answer(self, server, body, stream):
+        if stream:
+            message, reason, usage = api.merge(server.stream(**body, stream_options={"include_usage": True}))
+        else:
+            got = server.chat(**body)
+            message, reason, usage = api.plain(got["choices"][0]["message"]), got["choices"][0]["finish_reason"], got["usage"]
+        return api.without_ids(message), reason, usage["completion_tokens"]
+
+    def test_64_clients_equal_solo(self):
+        seed = random.randrange(1 << 30)
+        print("seed", seed)
+        rng = random.Random(seed)
+        bodies = list(self.requests(rng, 64))
+        # 40 pages of 16 tokens, and eight requests of 100 to 400 tokens: the pool is small enough to preempt.
+        with api.serving("--max-num-seqs", 8, "--max-num-batched-tokens", 96, "--max-model-len", 600, "--kimi-policy", "off",
+                         "--num-gpu-blocks-override", 40, *api.SPECULATE) as s:
+            stop = threading.Event()
+
+            def rude():
+                while not stop.is_set():
+                    body = json.dumps({"messages": user("never read " * rng.randint(1, 30)), "stream": True, "max_tokens": 200}).encode()
+                    raw(s, post_head("/v1/chat/completions", len(body)) + body, read=False)
+                    time.sleep(0.2)
+
+            nuisance = threading.Thread(target=rude)
+            nuisance.start()
+            try:
+                with concurrent.futures.ThreadPoolExecutor(64) as pool:
+                    got = list(pool.map(lambda i: self.answer(s, bodies[i], i % 2), range(64)))
+            finally:
+                stop.set()
+                nuisance.join()
+            s.wait_idle(60)
+            preempted = s.metric("num_preemptions_total")
+            drafted = s.metric("spec_decode_num_draft_tokens_total")
+            print("preemptions", preempted, "draft tokens", drafted)
+            self.assertEqual(s.metric("request_success_total", finished_reason="error"), 0)
+            self.assertGreater(preempted, 0)
+            self.assertGreater(drafted, 0)
+        with api.serving("--max-num-seqs", 1, "--no-enable-prefix-caching", "--max-model-len", 600, "--kimi-policy", "off") as s:
+            for i, body in enumerate(bodies):
+                self.assertEqual(got[i], self.answer(s, body, False), f"seed {seed}, request {i}")
+
+
+class Rude(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.s = api.Server("--max-num-seqs", 2, "--max-waiting", 3, "--idle-timeout", 3)
+
+    @classmethod
+    def tearDownClass(cls):
+        assert cls.s.stop() == 0
+
+    def tearDown(self):
+        self.s.wait_idle()
+        self.assertEqual(self.s.ask("x", max_tokens=2, seed=1)["usage"]["completion_tokens"], 2)  # still well
+
+    def test_disconnect_stops_generation(self):
+        for stream in (True, False):
+            body = json.dumps({"messages": user("x"), "stream": stream, "max_tokens": 20000}).encode()
+            c = socket.create_connection(("127.0.0.1", self.s.port))
+            c.sendall(post_head("/v1/chat/completions", len(body)) + body)
+            while self.s.metric("num_requests_running") == 0:
+                time.sleep(0.01)
+            before = self.s.metric("request_success_total", finished_reason="abort")
+            c.close()
+            t0 = time.monotonic()
+            self.s.wait_idle(10)
+            self.assertLess(time.monotonic() - t0, 5)
+            self.assertEqual(self.s.metric("request_success_total", finished_reason="abort"), before + 1)
+
+    def test_slow_reader_holds_up_nobody(self):
+        body = json.dumps({"messages": user("x"), "stream": True, "max_tokens": 3000, "logprobs": True, "top_logprobs": 20,
+                           "temperature": 0}).encode()
+        c = socket.socket()
+        c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        c.connect(("127.0.0.1", self.s.port))
+        c.sendall(post_head("/v1/chat/completions", len(body)) + body)
+        c.recv(100)
+        for i in range(5):
+            self.assertEqual(self.s.ask("y", max_tokens=3)["usage"]["completion_tokens"], 3)
+        c.close()
+
+    def test_half_requests(self):
+        for data in (b"", b"P", b"POST /v1/chat/completions HTTP/1.1\r\n", post_head("/v1/chat/completions", 100) + b"{",
+                     post_head("/v1/chat/completions", 5)):
+            self.assertNotIn(b" 200 ", raw(self.s, data, read="eof", timeout=15))
+        quiet = [socket.create_connection(("127.0.0.1", self.s.port)) for _ in range(20)]
+        time.sleep(4.5)  # longer than --idle-timeout
+        for c in quiet:
+            c.settimeout(5)
+            self.assertEqual(c.recv(10), b"")
+            c.close()
+
+    def test_not_http(self):
+        rng = random.Random(1)
+        for _ in range(60):
+            data = bytes(rng.randrange(256) for _ in range(rng.randrange(1, 400)))
+            raw(self.s, data + b"\r\n\r\n", read="eof", timeout=10)
+        good = json.dumps({"messages": user("x"), "max_tokens": 1}).encode()
+        message = post_head("/v1/chat/completions", len(good)) + good
+        for _ in range(60):  # a valid request with a few bytes changed
+            data = bytearray(message)
+            for _ in range(rng.randrange(1, 6)):
+                data[rng.randrange(len(data))] = rng.randrange(256)
+            raw(self.s, bytes(data), read="eof", timeout=10)
+
+    def test_large_heads(self):
+        out = raw(self.s, b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 100000 + b"\r\n\r\n", read="eof")
+        self.assertNotIn(b" 200 ", out)
+        out = raw(self.s, b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", read="eof")
+        self.assertNotIn(b" 200 ", out)
+        both = post_head("/v1/chat/completions", 2, "Transfer-Encoding: chunked\r\n") + b"0\r\n\r\n"
+        self.assertIn(b" 400 ", raw(self.s, both, read="eof"))
+
+    def test_full_queue(self):
+        def one(i):
+            status, headers, data = self.s.request("POST", "/v1/chat/completions",
+                                                   {"messages": user(f"{i}"), "max_tokens": 300, "temperature": 0})
+            return status, headers.get("Retry-After"), json.loads(data)
+        with concurrent.futures.ThreadPoolExecutor(24) as pool:
+            got = list(pool.map(one, range(24)))
+        refused = [g for g in got if g[0] == 429]
+        self.assertTrue(refused)
+        self.assertEqual({g[0] for g in got}, {200, 429})
+        self.assertEqual(refused[0][1], "1")
+        self.assertEqual(refused[0][2]["error"]["type"], "rate_limit_reached_error")
+
+    def test_many_connections(self):
+        held = []
+        try:
+            for _ in range(1000):
+                held.append(socket.create_connection(("127.0.0.1", self.s.port), timeout=10))
+            self.assertEqual(self.s.ask("x", max_tokens=2)["usage"]["completion_tokens"], 2)
+        finally:
+            for c in held:
+                c.close()
+
+    def test_pipelining(self):
+        one = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        self.assertEqual(raw(self.s, one * 20, read="eof").count(b"HTTP/1.1 200"), 20)
+
+
+class Shutdown(unittest.TestCase):
+    def test_sigterm_lets_answers_finish(self):
+        s = api.Server("--max-num-seqs", 4)
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            jobs = [pool.submit(s.stream, messages=user(f"{i}"), max_tokens=100, temperature=0) for i in range(4)]
+            while s.metric("num_requests_running") < 4:
+                time.sleep(0.01)
+            s.process.send_signal(signal.SIGTERM)
+            for j in jobs:
+                _, reason, _ = api.merge(j.result())
+                self.assertEqual(reason, "length")
+        self.assertEqual(s.stop(how=0), 0)
+
+    def test_sigterm_cuts_at_the_limit(self):
+        s = api.Server("--shutdown-timeout", 1)
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            job = pool.submit(s.stream, messages=user("long"), max_tokens=30000, temperature=0)
+            while s.metric("num_requests_running") < 1:
+                time.sleep(0.01)
+            t0 = time.monotonic()
+            s.process.send_signal(signal.SIGTERM)
+            _, reason, _ = api.merge(job.result())
+            self.assertEqual(reason, "abort")
+        self.assertEqual(s.stop(how=0), 0)
+        self.assertLess(time.monotonic() - t0, 15)
+
+    def test_full_disk_of_the_log(self):
+        import subprocess
+        with open("/dev/full", "w") as full:
+            p = subprocess.Popen([api.K3, "serve", api.API, "--port", "0"], stderr=full)
+            time.sleep(2)
+            self.assertIsNone(p.poll())
+            p.send_signal(signal.SIGTERM)
+            self.assertEqual(p.wait(60), 0)
+
+
+class Poison(unittest.TestCase):
+    def test_one_request_ends_the_others_do_not(self):
+        """A NaN in the embedding of one token ends the requests that use it, and no other."""
+        import shutil
+        import struct
+        import tempfile
+        with tempfile.TemporaryDirectory() as d:
+            for f in os.listdir(api.API):
+                shutil.copy(os.path.join(api.API, f), d)
+            index = json.load(open(os.path.join(d, "model.safetensors.index.json")))["weight_map"]
+            name = next(n for n in index if n.endswith("embed_tokens.weight"))
+            with open(os.path.join(d, index[name]), "r+b") as f:
+                n = struct.unpack("<Q", f.read(8))[0]
+                entry = json.loads(f.read(n))[name]
+                width = entry["shape"][1]
+                f.seek(8 + n + entry["data_offsets"][0] + 5000 * width * 2)
+                f.write(struct.pack("<H", 0x7FC0) * width)
+            with api.serving("--kimi-policy", "off", model=d) as s:
+                bad = {"prompt": [100, 5000, 7], "max_tokens": 5}
+                good = {"prompt": [100, 5001, 7], "max_tokens": 30, "seed": 1, "logit_bias": {"5000": -100}}
+                want = s.post("/v1/completions", good)["choices"]
+                with concurrent.futures.ThreadPoolExecutor(6) as pool:
+                    jobs = [pool.submit(s.request, "POST", "/v1/completions", bad if i % 2 else good) for i in range(6)]
+                    for i, j in enumerate(jobs):
+                        status, _, data = j.result()
+                        self.assertEqual(status, 500 if i % 2 else 200, data[:300])
+                        if i % 2 == 0:
+                            self.assertEqual(json.loads(data)["choices"], want)
+                self.assertEqual(s.request("GET", "/health")[0], 200)
+
+
+if __name__ == "__main__":
+    api.main()
