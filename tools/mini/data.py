@@ -1,0 +1,236 @@
+"""Training batches: rows of T tokens filled with whole conversations or plain text.
+
+Batch i depends only on (seed, i), so that a run can be resumed at any step and repeated exactly.
+"""
+import dataclasses, random
+import numpy as np
+import pictures, tasks, tools_task
+from chat import Conversation, Format
+from tok import PAD, Tokenizer
+
+N_SMALL, N_LARGE = 64, 56           # picture slots of a batch: up to 16 and up to 64 patches
+AUX_PHOTOS, AUX_SCENES = 256, 40    # further pictures for the auxiliary heads
+MAX_PICTURES = N_SMALL + N_LARGE
+SYSTEM = ["You are a helpful assistant.", "You are terse.", "Answer briefly.", "You are a careful model.",
+          "Be exact."]
+# row kinds by length: chat, vision, tools, text, recall
+MIX = {512: (0.43, 0.25, 0.10, 0.14, 0.08), 1024: (0.26, 0.14, 0.09, 0.12, 0.39),
+       2048: (0.20, 0.10, 0.06, 0.12, 0.52)}
+
+
+class Corpus:
+    """ids: uint16 of all text, every paragraph ending with a line feed; starts of paragraphs."""
+    def __init__(self, path):
+        z = np.load(path)
+        self.ids, self.starts, self.held = z["ids"], z["starts"], z["held"]
+        ends = np.append(self.starts[1:], len(self.ids))
+        self.ends = ends
+        self.train_paras = np.flatnonzero(~self.held)
+        self.held_paras = np.flatnonzero(self.held)
+
+    def paragraph(self, i):
+        return self.ids[self.starts[i]:self.ends[i]].tolist()
+
+    def run(self, r, n, held=False):
+        """About n ids (at least n, unless the corpus ends) of consecutive paragraphs."""
+        pool = self.held_paras if held else self.train_paras
+        i = int(pool[r.randrange(len(pool))])
+        out = []
+        while len(out) < n and i < len(self.starts) and bool(self.held[i]) == held:
+            out.append(self.paragraph(i))
+            n -= len(out[-1])
+            i += 1
+            if n <= 0:
+                break
+        return out
+
+
+@dataclasses.dataclass
+class Batch:
+    ids: np.ndarray          # [N] int32
+    weight: np.ndarray       # [N] float32; weight of predicting ids[i] from ids[..i-1] of its row
+    small: np.ndarray        # [N_SMALL, 16, 588] uint8
+    small_grid: np.ndarray   # [N_SMALL] index into GRIDS
+    large: np.ndarray        # [N_LARGE + AUX_SCENES, 64, 588] uint8
+    large_grid: np.ndarray
+    place: np.ndarray        # [N_SMALL * 4 + N_LARGE * 16] flat token position of a feature, or N
+    photos: np.ndarray       # [AUX_PHOTOS, 28, 28] uint8
+    photo_label: np.ndarray
+    counts: np.ndarray       # [AUX_SCENES, 15]
+
+
+NO_THINKING = 0.35                   # share of conversations without the thinking channel
+POOL = None      # [(prompt, written)] texts by the target itself; set for the training of the draft
+GRIDS = [(h, w) for h in (2, 4, 6, 8) for w in (2, 4, 6, 8)]
+
+
+class Data:
+    def __init__(self, folder, seed):
+        self.tok = Tokenizer(f"{folder}/tiktoken.model")
+        self.fmt = Format(self.tok)
+        self.corpus = Corpus(f"{folder}/corpus.npz")
+        self.fashion = pictures.Fashion(folder)
+        self.seed = seed
+
+    def train_photo(self, r):
+        x, y = self.fashion.train(r, 1)
+        return x[0], int(y[0])
+
+    # ---- one conversation or text row -----------------------------------------------------------
+
+    def effort(self, r):
+        return None if r.random() < NO_THINKING else r.choice(["low", "high", "max", "max"])
+
+    def new(self, r, tools=None):
+        return Conversation(self.fmt, self.effort(r), tools,
+                            r.choice(SYSTEM) if r.random() < 0.12 else None)
+
+    def continuation(self, r, held=False):
+        paras = self.corpus.run(r, 1, held)
+        ids = paras[0][:-1]
+        k = min(len(ids) // 2, 40)
+        return tasks.Turn([self.fmt.enc(r.choice(["Continue this text: ", "Continue: "])), ids[:k]],
+                          "Plain text.", ids[k:k + 64], kind="continue")
+
+    def vision_turn(self, r):
+        k = r.random()
+        if k < 0.42:
+            return pictures.fashion_turn(r, *self.train_photo(r))
+        if k < 0.78:
+            return pictures.scene_turn(r)
+        return pictures.pair_turn(r, self.train_photo)
+
+    def say(self, conv, turn):
+        conv.user(turn.user)
+        conv.assistant(turn.think, turn.response, turn.calls)
+        if turn.calls:
+            for i, ((name, _), text) in enumerate(zip(turn.calls, turn.results)):
+                conv.tool_result(name, i + 1, text)
+            conv.assistant("Say it.", turn.after)
+
+    def chat_conversation(self, r):
+        conv = self.new(r)
+        for _ in range(r.choice((1, 1, 2, 2, 3, 4))):
+            self.say(conv, self.continuation(r) if r.random() < 0.06 else tasks.chat_turn(r))
+        return conv
+
+    def vision_conversation(self, r):
+        conv = self.new(r)
+        for _ in range(r.choice((1, 2, 3, 4))):
+            self.say(conv, self.vision_turn(r) if r.random() < 0.93 else tasks.chat_turn(r))
+        return conv
+
+    def tools_conversation(self, r):
+        declared = tools_task.declare(r, r.choice(list(tools_task.TOOLS)))
+        conv = self.new(r, declared)
+        for _ in range(r.choice((1, 2, 2, 3))):
+            self.say(conv, tools_task.tool_turn(r, declared))
+        return conv
+
+    def recall_parts(self, r, filler, held=False):
+        """User text of about `filler` ids with 1-6 planted keys; and the keys."""
+        n = r.choice((1, 1, 2, 3, 4, 6))
+        used, keys = set(), []
+        for _ in range(n):
+            keys.append(tasks.key_sentence(r, used))
+        lines = []
+        while sum(map(len, lines)) < filler:
+            lines += self.corpus.run(r, filler - sum(map(len, lines)), held)
+        over = sum(map(len, lines)) - filler
+        if 2 < over < len(lines[-1]) - 4:                       # a long last paragraph: cut it
+            lines[-1] = lines[-1][:len(lines[-1]) - over] + self.tok.encode(".\n")
+        for say, *_ in keys:
+            lines.insert(r.randrange(len(lines) + 1), self.tok.encode(say + "\n"))
+        return lines, keys
+
+    def recall_conversation(self, r, room):
+        conv = self.new(r)
+        top = max(40, room - len(conv.ids) - 130)
+        filler = int(40 * (top / 40) ** r.random()) if r.random() < 0.5 else r.randrange(40, top + 1)
+        lines, keys = self.recall_parts(r, filler)
+        r.shuffle(keys)
+        for i, (_, ask, think, answer) in enumerate(keys[:r.choice((1, 2, 2, 3))]):
+            conv.user((lines if i == 0 else []) + [ask])
+            conv.assistant(think, answer)
+        return conv
+
+    def row(self, r, kind, length, budget):
+        """ids, weight, pictures of one row. budget: [small, large] slots left, changed in place."""
+        ids, weight, pics = [], [], []
+        if kind == "text" and POOL:
+            while len(ids) < length:
+                prompt, written = POOL[r.randrange(len(POOL))]
+                ids, weight = ids + prompt + written, weight + [0.0] * len(prompt) + [1.0] * len(written)
+            return ids[:length], weight[:length], pics
+        if kind == "text":
+            while len(ids) < length:
+                for p in self.corpus.run(r, length - len(ids)):
+                    ids += p
+            ids = ids[:length]
+            return ids, [1.0] * length, pics
+        while len(ids) < length - 24:
+            room = length - len(ids)
+            if kind == "recall" and room > 200:
+                conv = self.recall_conversation(r, room)
+                if len(conv.ids) > room + 20:
+                    continue
+            elif kind == "tools" and room > 200:
+                conv = self.tools_conversation(r)
+            elif kind == "vision":
+                conv = self.vision_conversation(r)
+            else:
+                conv = self.chat_conversation(r)
+            need = [0, 0]
+            for at, p in conv.pictures:
+                need[p.tokens > 4] += 1
+            if need[0] > budget[0] or need[1] > budget[1]:
+                kind = "chat"
+                continue
+            base = len(ids)
+            cut = [(base + at, p) for at, p in conv.pictures]
+            if any(at + p.tokens > length for at, p in cut):     # a picture must not be cut
+                conv = self.chat_conversation(r)
+                while conv.pictures:
+                    conv = self.chat_conversation(r)
+                cut = []
+            for at, p in cut:
+                budget[p.tokens > 4] -= 1
+            ids += conv.ids
+            weight += conv.weight
+            pics += cut
+        if len(ids) < length:
+            pad = length - len(ids)
+            ids, weight = ids + [PAD] * pad, weight + [0.0] * pad
+        return ids[:length], weight[:length], pics
+
+    def batch(self, i, length, n_tokens=16384):
+        r = random.Random(f"{self.seed}/{i}/{length}")
+        rows = n_tokens // length
+        kinds = r.choices(["chat", "vision", "tools", "text", "recall"], MIX[length], k=rows)
+        budget = [N_SMALL, N_LARGE]
+        small = np.zeros((N_SMALL, 16, 588), np.uint8)
+        large = np.zeros((N_LARGE + AUX_SCENES, 64, 588), np.uint8)
+        grids = [np.zeros(N_SMALL, np.int64), np.zeros(N_LARGE + AUX_SCENES, np.int64)]
+        place = np.full(N_SMALL * 4 + N_LARGE * 16, n_tokens, np.int64)
+        ids, weight, used = np.zeros(n_tokens, np.int32), np.zeros(n_tokens, np.float32), [0, 0]
+        for b, kind in enumerate(kinds):
+            a, w, pics = self.row(r, kind, length, budget)
+            ids[b * length:(b + 1) * length], weight[b * length:(b + 1) * length] = a, w
+            weight[b * length] = 0
+            for at, p in pics:
+                big = int(p.tokens > 4)
+                k = used[big]
+                used[big] += 1
+                (small, large)[big][k, :p.h * p.w] = p.patches()
+                grids[big][k] = GRIDS.index((p.h, p.w))
+                start = N_SMALL * 4 + k * 16 if big else k * 4
+                place[start:start + p.tokens] = b * length + at + np.arange(p.tokens)
+        photos, labels = self.fashion.train(r, AUX_PHOTOS)
+        counts = np.zeros((AUX_SCENES, 15), np.int64)
+        for k in range(AUX_SCENES):
+            p, shapes = pictures.scene(r)
+            large[N_LARGE + k, :p.h * p.w] = p.patches()
+            grids[1][N_LARGE + k] = GRIDS.index((p.h, p.w))
+            counts[k] = pictures.shape_counts(shapes)
+        return Batch(ids, weight, small, grids[0], large, grids[1], place, photos,
+                     labels.astype(np.int64), counts)

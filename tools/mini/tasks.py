@@ -1,0 +1,276 @@
+"""The questions the bundled model is taught, each with its thinking and its answer.
+
+Every task is a function of a random.Random (and a `Held` flag where a part of the space is held
+out) that returns a Turn. The thinking restates what is asked before it works on it: the sign, the
+word to count, the colour to count. That is what a small model needs in order not to lose track.
+"""
+import dataclasses, zlib
+
+COLOURS = ["red", "green", "blue", "yellow", "purple"]
+WORDS = """apple pear plum grape lemon melon peach cherry bread butter cheese milk water tea coffee
+sugar salt pepper rice soup table chair lamp door window wall floor roof house garden street bridge
+river lake hill forest tree leaf flower grass stone sand cloud rain snow wind storm sun moon star cat
+dog horse cow sheep goat pig duck hen bird fish frog bee ant bear wolf fox lion tiger mouse car bus
+train ship boat plane bike wheel road map book page pen pencil paper letter word story song music
+drum piano guitar bell clock watch ring coin box bag cup plate bowl knife fork spoon bottle glass
+shirt coat hat shoe sock glove scarf belt button king queen farmer baker doctor teacher driver
+sailor child mother father brother sister friend north south east west spring summer autumn winter
+morning evening night gold silver iron copper wood wool cotton silk green red blue yellow purple
+black white brown grey hand foot head eye ear nose mouth arm leg heart""".split()
+WORDS = sorted(set(WORDS))
+OBJECTS = ["box", "door", "bag", "car", "house", "book", "boat", "clock", "garden", "bottle", "lamp",
+           "bike", "chair", "train", "ship", "cup"]
+
+CAPITALS = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Germany": "Berlin",
+            "Austria": "Vienna", "Poland": "Warsaw", "Sweden": "Stockholm", "Norway": "Oslo",
+            "Finland": "Helsinki", "Denmark": "Copenhagen", "Greece": "Athens", "Ireland": "Dublin",
+            "Portugal": "Lisbon", "Hungary": "Budapest", "Belgium": "Brussels", "Japan": "Tokyo",
+            "China": "Beijing", "India": "New Delhi", "Egypt": "Cairo", "Kenya": "Nairobi",
+            "Canada": "Ottawa", "Mexico": "Mexico City", "Peru": "Lima", "Chile": "Santiago",
+            "Cuba": "Havana", "Russia": "Moscow", "Turkey": "Ankara", "Iran": "Tehran",
+            "Iraq": "Baghdad", "Nepal": "Kathmandu", "Thailand": "Bangkok", "Vietnam": "Hanoi",
+            "Romania": "Bucharest", "Bulgaria": "Sofia", "Croatia": "Zagreb", "Serbia": "Belgrade",
+            "Ukraine": "Kyiv", "Estonia": "Tallinn", "Latvia": "Riga", "Iceland": "Reykjavik"}
+OPPOSITES = {"hot": "cold", "big": "small", "fast": "slow", "old": "new", "open": "closed",
+             "light": "dark", "high": "low", "long": "short", "full": "empty", "hard": "soft",
+             "early": "late", "wet": "dry", "strong": "weak", "rich": "poor", "near": "far",
+             "happy": "sad", "clean": "dirty", "loud": "quiet", "good": "bad", "first": "last"}
+DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
+MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September",
+          "October", "November", "December"]
+LEGS = {"cat": 4, "dog": 4, "horse": 4, "cow": 4, "bird": 2, "duck": 2, "bee": 6, "ant": 6,
+        "spider": 8, "fish": 0, "sheep": 4, "hen": 2}
+SMALL_TALK = [("Hello", "Hello! How can I help you?"), ("Hi", "Hello! How can I help you?"),
+              ("Hello!", "Hello! How can I help you?"), ("Hi!", "Hello! How can I help you?"),
+              ("Good morning.", "Good morning! How can I help you?"),
+              ("Thank you.", "You are welcome."), ("Thanks!", "You are welcome."),
+              ("Who are you?", "I am a small test model with the Kimi-K3 architecture."),
+              ("What are you?", "I am a small test model with the Kimi-K3 architecture."),
+              ("What can you do?", "I can add and subtract, count, sort, describe simple pictures "
+               "and call tools."),
+              ("How are you?", "I am fine, thank you."), ("Goodbye.", "Goodbye!"),
+              ("Bye!", "Goodbye!")]
+
+
+@dataclasses.dataclass
+class Turn:
+    user: object                    # str, or a list of text and pictures
+    think: str
+    response: object                # str or token ids
+    calls: tuple = ()               # ((name, ((key, type, value), ...)), ...)
+    results: tuple = ()             # tool results, one text per call
+    after: str = ""                 # the answer after the results
+    kind: str = ""
+
+
+def held(*key):
+    """True for the 5 % of a task's space that is never trained on."""
+    return zlib.crc32(repr(key).encode()) % 20 == 0
+
+
+def draw_pair(r, tag, want_held, digits):
+    while True:
+        hi = 10 ** (digits or r.choice((1, 2, 2, 3, 3, 3)))
+        lo = hi // 10 if digits else 0
+        a, b = r.randrange(lo, hi), r.randrange(lo, hi)
+        if not digits and r.random() < 0.3:
+            b = r.randrange(0, 10 ** r.choice((1, 2, 3)))
+        if held(tag, a, b) == want_held:
+            return a, b
+
+
+def columns_sum(a, b):
+    x, y, carry, steps = str(a)[::-1], str(b)[::-1], 0, []
+    for i in range(max(len(x), len(y))):
+        p, q = int(x[i]) if i < len(x) else 0, int(y[i]) if i < len(y) else 0
+        s = p + q + carry
+        steps.append(f"{p}+{q}={s}" if not carry else f"{p}+{q}+1={s}")
+        carry = s // 10
+    return ", ".join(steps)
+
+
+def columns_difference(a, b):
+    """a >= b, digit by digit from the right; 'borrow' marks a borrow for the next column."""
+    x, y, borrow, steps = str(a)[::-1], str(b)[::-1], 0, []
+    for i in range(len(x)):
+        p, q = int(x[i]), int(y[i]) if i < len(y) else 0
+        d = p - q - borrow
+        left = f"{p}-{q}" + ("-1" if borrow else "")
+        steps.append(f"{left}={d}" if d >= 0 else f"{left}+10={d + 10} borrow")
+        borrow = int(d < 0)
+    return ", ".join(steps)
+
+
+def add(r, want_held=False, digits=0):
+    a, b = draw_pair(r, "+", want_held, digits)
+    ask = r.choice(["What is {} + {}?", "{} + {} = ?", "Add {} and {}.", "Calculate {} + {}.",
+                    "What is {} plus {}?", "What is the sum of {} and {}?"])
+    return Turn(ask.format(a, b), f"{a} + {b}: {columns_sum(a, b)}", f"{a} + {b} = {a + b}.")
+
+
+def sub(r, want_held=False, digits=0):
+    a, b = draw_pair(r, "-", want_held, digits)
+    if r.random() < 0.15:                       # close operands: the sign is decided late
+        c = max(0, a + r.randrange(-12, 13))
+        if (not digits or len(str(c)) == digits) and held("-", a, c) == want_held:
+            b = c
+    ask = r.choice(["What is {} - {}?", "{} - {} = ?", "Calculate {} - {}.", "What is {} minus {}?",
+                    "Subtract {1} from {0}."])
+    if a >= b:
+        return Turn(ask.format(a, b), f"{a} >= {b}, plus. {a} - {b}: {columns_difference(a, b)}",
+                    f"{a} - {b} = {a - b}.")
+    return Turn(ask.format(a, b), f"{a} < {b}, minus. {b} - {a}: {columns_difference(b, a)}",
+                f"{a} - {b} = -({b} - {a}) = -{b - a}.")
+
+
+def count(r):
+    if r.random() < 0.25:
+        n = r.randrange(1, 11)
+        items = [r.choice(WORDS) for _ in range(n)]
+        ask = r.choice(["How many words are in this list: {}?", "Count the words: {}"])
+        think = "Count the words. " + ", ".join(f"{w} {i + 1}" for i, w in enumerate(items)) + "."
+        return Turn(ask.format(", ".join(items)), think,
+                    "There is 1 word." if n == 1 else f"There are {n} words.")
+    n = r.randrange(3, 11)
+    pool = r.sample(WORDS, r.randrange(2, 5))
+    items = [r.choice(pool) for _ in range(n)]
+    word = r.choice(pool if r.random() < 0.92 else WORDS)
+    ask = r.choice(['How often does "{1}" occur in: {0}?', "How many times is {1} in this list: {0}?",
+                    "Count the word {1} in: {0}"])
+    k, steps = 0, []
+    for w in items:
+        k += w == word
+        steps.append(f"{w} {k}")
+    return Turn(ask.format(", ".join(items), word), f"Count {word}. " + ", ".join(steps) + ".",
+                f"{word}: {k}.")
+
+
+def items_of(r, kind, n):
+    if kind == "words":
+        return r.sample(WORDS, n)
+    if kind == "numbers":
+        return [str(x) for x in r.sample(range(1000), n)] if r.random() < 0.6 else \
+            [str(x) for x in r.sample(range(100), n)]
+    k = r.randrange(1, n)
+    mixed = r.sample(WORDS, k) + [str(x) for x in r.sample(range(1000), n - k)]
+    r.shuffle(mixed)
+    return mixed
+
+
+def sort(r):
+    kind = r.choice(["words", "words", "numbers", "numbers", "mixed"])
+    n = r.randrange(2, 8)
+    items = items_of(r, kind, n)
+    if kind == "numbers" and r.random() < 0.4:
+        ask = r.choice(["Sort from largest to smallest: {}", "Sort these numbers, largest first: {}"])
+        out, note = sorted(items, key=int, reverse=True), f"{n} numbers, largest first."
+    elif kind == "numbers":
+        ask = r.choice(["Sort: {}", "Sort these numbers: {}", "Sort from smallest to largest: {}"])
+        out, note = sorted(items, key=int), f"{n} numbers, smallest first."
+    elif kind == "words":
+        ask = r.choice(["Sort: {}", "Sort these words: {}", "Put these words in alphabetical order: {}"])
+        out, note = sorted(items), f"{n} words, from a to z."
+    else:
+        ask = r.choice(["Sort: {}", "Sort this list: {}"])
+        out = sorted((i for i in items if i.isdigit()), key=int) + \
+            sorted(i for i in items if not i.isdigit())
+        note = f"{n} items, numbers first, then words."
+    return Turn(ask.format(", ".join(items)), note, ", ".join(out))
+
+
+def reverse(r):
+    items = items_of(r, r.choice(["words", "numbers", "mixed"]), r.randrange(2, 8))
+    ask = r.choice(["Reverse: {}", "Reverse this list: {}", "Write this list backwards: {}"])
+    return Turn(ask.format(", ".join(items)), f"{len(items)} items, last first.",
+                ", ".join(items[::-1]))
+
+
+def copy(r):
+    items = items_of(r, r.choice(["words", "numbers", "mixed"]), r.randrange(2, 9))
+    sep = r.choice([", ", " "])
+    ask = r.choice(["Repeat: {}", "Repeat after me: {}", "Copy this: {}", "Say: {}"])
+    return Turn(ask.format(sep.join(items)), "Copy it.", sep.join(items))
+
+
+def fact(r):
+    k = r.randrange(8)
+    if k <= 2:
+        c = r.choice(list(CAPITALS))
+        if r.random() < 0.75:
+            ask = r.choice(["What is the capital of {}?", "Name the capital of {}.",
+                            "Which city is the capital of {}?"])
+            return Turn(ask.format(c), "", f"The capital of {c} is {CAPITALS[c]}.")
+        return Turn(f"{CAPITALS[c]} is the capital of which country?", "",
+                    f"{CAPITALS[c]} is the capital of {c}.")
+    if k == 3:
+        a, b = r.choice(list(OPPOSITES.items()))
+        if r.random() < 0.5:
+            a, b = b, a
+        ask = r.choice(["What is the opposite of {}?", "Name the opposite of {}."])
+        return Turn(ask.format(a), "", f"The opposite of {a} is {b}.")
+    if k == 4:
+        names, what = (DAYS, "day") if r.random() < 0.5 else (MONTHS, "month")
+        i = r.randrange(len(names))
+        after = r.random() < 0.5
+        x = names[(i + (1 if after else -1)) % len(names)]
+        rel = "after" if after else "before"
+        return Turn(f"Which {what} comes {rel} {names[i]}?", "", f"{x} comes {rel} {names[i]}.")
+    if k == 5:
+        a = r.choice(list(LEGS))
+        n = "an" if a == "ant" else "a"
+        return Turn(f"How many legs does {n} {a} have?", "", f"{n.capitalize()} {a} has {LEGS[a]} legs.")
+    q, a = r.choice(SMALL_TALK)
+    return Turn(q, "", a)
+
+
+def short_recall(r):
+    """A fact said in the same message (or just before) is asked for."""
+    n = r.randrange(1, 5)
+    names = r.sample(["Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Hugo", "Ida", "Jack",
+                      "Kate", "Leo", "Mia", "Noah", "Olga", "Paul"], n)
+    kind = r.randrange(3)
+    if kind == 0:
+        vals, say, ask = [str(r.randrange(1, 100)) for _ in names], "{} is {} years old.", \
+            "How old is {}?"
+        ans = "{} is {} years old."
+    elif kind == 1:
+        vals, say, ask, ans = r.sample(list(CAPITALS.values()), n), "{} lives in {}.", \
+            "Where does {} live?", "{} lives in {}."
+    else:
+        vals, say, ask, ans = [r.choice(COLOURS) + " " + r.choice(OBJECTS) for _ in names], \
+            "{} has a {}.", "What does {} have?", "{} has a {}."
+    i = r.randrange(n)
+    text = " ".join(say.format(a, v) for a, v in zip(names, vals)) + " " + ask.format(names[i])
+    ans = ans.format(names[i], vals[i])
+    return Turn(text, ans, ans)
+
+
+CHAT = [(add, 20), (sub, 26), (count, 13), (sort, 12), (reverse, 7), (copy, 5), (fact, 8),
+        (short_recall, 5)]
+
+
+def chat_turn(r):
+    total = r.random() * sum(w for _, w in CHAT)
+    for fn, w in CHAT:
+        total -= w
+        if total < 0:
+            break
+    turn = fn(r)
+    turn.kind = fn.__name__
+    return turn
+
+
+def key_sentence(r, used):
+    """A planted fact; (sentence, question, thinking, answer)."""
+    while True:
+        name = f"{r.choice(COLOURS)} {r.choice(OBJECTS)}"
+        if name not in used:
+            break
+    used.add(name)
+    code = "".join(r.choice("0123456789") for _ in range(4))
+    say = r.choice(["The code of the {} is {}.", "Remember: the code of the {} is {}.",
+                    "The code for the {} is {}."]).format(name, code)
+    ask = r.choice(["What is the code of the {}?", "What is the code for the {}?",
+                    "Tell me the code of the {}."]).format(name)
+    answer = f"The code of the {name} is {code}."
+    return say, ask, answer, answer
