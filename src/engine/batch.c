@@ -1,6 +1,7 @@
-/* batch.c: everything a batch or a commit says is checked here, before anything is changed, so that the
- * steps behind it cannot fail. The only thing written is kv.mark: what each block is to this batch. It
- * stays valid until the next batch, because a commit names blocks that must fit the batch before it. */
+/* batch.c: everything a batch or a commit says is checked here, before anything is changed, so that
+ * the steps behind it cannot fail. The only thing written is kv.mark: what each block is to this
+ * batch. It stays valid until the next batch, because a commit names blocks that must fit the batch
+ * before it. */
 #include "engine.h"
 
 /* A block's mark: epoch of the batch << 32 | use << 16 | request. */
@@ -22,14 +23,14 @@ static k3_status check_id(k3_engine *e, int32_t block, const char *what, int32_t
 {
     if (block >= 1 && (size_t)block < e->kv.shape.num_blocks)
         return K3_OK;
-    return k3i_fail(&e->err, K3_E_BLOCK, "%s %d names block %d: 1..%zu are possible", what, index, block,
-                    e->kv.shape.num_blocks - 1);
+    return k3i_fail(&e->err, K3_E_BLOCK, "%s %d names block %d: 1..%zu are possible", what, index,
+                    block, e->kv.shape.num_blocks - 1);
 }
 
 static k3_status used_twice(k3_engine *e, int32_t block, const char *what, int32_t index)
 {
-    return k3i_fail(&e->err, K3_E_BLOCK, "%s %d names block %d, which this batch uses already", what,
-                    index, block);
+    return k3i_fail(&e->err, K3_E_BLOCK, "%s %d names block %d, which this batch uses already",
+                    what, index, block);
 }
 
 static k3_status check_arrays(k3_engine *e, const k3_batch *b, const float *logits, int64_t stride)
@@ -57,9 +58,11 @@ static k3_status check_arrays(k3_engine *e, const k3_batch *b, const float *logi
                         (long long)stride, e->target.config.vocab_size);
     if (b->n_media > 0 && (b->media_token == NULL || b->media_key == NULL || b->media_row == NULL ||
                            b->media_count == NULL))
-        return k3i_fail(&e->err, K3_E_ARG, "n_media is %d, but an array of media is NULL", b->n_media);
+        return k3i_fail(&e->err, K3_E_ARG, "n_media is %d, but an array of media is NULL",
+                        b->n_media);
     if (b->n_snap > 0 && (b->snap_req == NULL || b->snap_pos == NULL || b->snap_block == NULL))
-        return k3i_fail(&e->err, K3_E_ARG, "n_snap is %d, but an array of snapshots is NULL", b->n_snap);
+        return k3i_fail(&e->err, K3_E_ARG, "n_snap is %d, but an array of snapshots is NULL",
+                        b->n_snap);
     return K3_OK;
 }
 
@@ -67,15 +70,16 @@ static k3_status check_arrays(k3_engine *e, const k3_batch *b, const float *logi
 static k3_status check_request(k3_engine *e, const k3_batch *b, int32_t r)
 {
     if (b->q_start[r + 1] > b->n_tokens || b->q_start[r + 1] <= b->q_start[r])
-        return k3i_fail(&e->err, K3_E_ARG, "request %d: q_start %d..%d of %d tokens", r, b->q_start[r],
-                        b->q_start[r + 1], b->n_tokens);
+        return k3i_fail(&e->err, K3_E_ARG, "request %d: q_start %d..%d of %d tokens", r,
+                        b->q_start[r], b->q_start[r + 1], b->n_tokens);
     int32_t rows = b->q_start[r + 1] - b->q_start[r];
     if (b->ctx_len[r] < 0)
         return k3i_fail(&e->err, K3_E_ARG, "request %d: ctx_len is %d", r, b->ctx_len[r]);
     size_t len = (size_t)b->ctx_len[r] + (size_t)rows;
     if (len > e->opt.max_model_len)
-        return k3i_fail(&e->err, K3_E_CONTEXT, "request %d: %d tokens after %d, max_model_len is %zu", r,
-                        rows, b->ctx_len[r], e->opt.max_model_len);
+        return k3i_fail(&e->err, K3_E_CONTEXT,
+                        "request %d: %d tokens after %d, max_model_len is %zu", r, rows,
+                        b->ctx_len[r], e->opt.max_model_len);
     if (b->n_spec[r] < 0 || b->n_spec[r] >= rows ||
         (size_t)b->n_spec[r] > e->opt.num_speculative_tokens)
         return k3i_fail(&e->err, K3_E_ARG, "request %d: n_spec is %d with %d rows, at most %zu", r,
@@ -86,8 +90,8 @@ static k3_status check_request(k3_engine *e, const k3_batch *b, int32_t r)
                         b->mla_off[r + 1]);
     size_t given = (size_t)(b->mla_off[r + 1] - b->mla_off[r]);
     if (given < needed || given > e->kv.shape.table_cap)
-        return k3i_fail(&e->err, K3_E_BLOCK, "request %d: %zu blocks, %zu..%zu are needed", r, given,
-                        needed, e->kv.shape.table_cap);
+        return k3i_fail(&e->err, K3_E_BLOCK, "request %d: %zu blocks, %zu..%zu are needed", r,
+                        given, needed, e->kv.shape.table_cap);
     return K3_OK;
 }
 
@@ -106,8 +110,8 @@ static k3_status check_slot(k3_engine *e, const k3_batch *b, int32_t r)
         if (!kv->slot[slot].used)
             return k3i_fail(&e->err, K3_E_SLOT, "request %d: slot %d holds no state", r, slot);
         if (kv->slot[slot].pos != (size_t)b->ctx_len[r])
-            return k3i_fail(&e->err, K3_E_SLOT, "request %d: slot %d is at %zu, ctx_len is %d", r, slot,
-                            kv->slot[slot].pos, b->ctx_len[r]);
+            return k3i_fail(&e->err, K3_E_SLOT, "request %d: slot %d is at %zu, ctx_len is %d", r,
+                            slot, kv->slot[slot].pos, b->ctx_len[r]);
         return K3_OK;
     case K3_SLOT_RESET:
         if (b->ctx_len[r] != 0)
@@ -168,13 +172,15 @@ static k3_status mark_restored(k3_engine *e, const k3_batch *b, int32_t r)
         e->kv.mark[blocks[i]] = mark_of(e, USE_RESTORED, r);
     }
     if (!k3i_kv_has_snapshot(&e->kv, blocks, (size_t)b->ctx_len[r]))
-        return k3i_fail(&e->err, K3_E_BLOCK, "request %d: block %d... holds no snapshot of position %d", r,
-                        blocks[0], b->ctx_len[r]);
+        return k3i_fail(&e->err, K3_E_BLOCK,
+                        "request %d: block %d... holds no snapshot of position %d", r, blocks[0],
+                        b->ctx_len[r]);
     return K3_OK;
 }
 
-/* Pages of snapshot s. In the batch (use SNAPSHOT) nothing else may touch them; at commit (use COMMIT) the
- * restores are done and the batch's snapshots may be given up, but its tables are still in use. */
+/* Pages of snapshot s. In the batch (use SNAPSHOT) nothing else may touch them; at commit (use
+ * COMMIT) the restores are done and the batch's snapshots may be given up, but its tables are still
+ * in use. */
 static k3_status mark_snapshot(k3_engine *e, const int32_t *blocks, int32_t s, uint64_t use)
 {
     for (size_t i = 0; i < e->kv.shape.snapshot_blocks; i++) {
@@ -202,8 +208,9 @@ static k3_status check_snapshots(k3_engine *e, const k3_batch *b)
             return k3i_fail(&e->err, K3_E_ARG, "snapshot %d: request %d of %d", s, r, b->n_reqs);
         int32_t last = b->ctx_len[r] + b->q_start[r + 1] - b->q_start[r] - b->n_spec[r];
         if (pos <= b->ctx_len[r] || pos > last)
-            return k3i_fail(&e->err, K3_E_ARG, "snapshot %d: position %d, request %d has final rows to %d..%d",
-                            s, pos, r, b->ctx_len[r] + 1, last);
+            return k3i_fail(&e->err, K3_E_ARG,
+                            "snapshot %d: position %d, request %d has final rows to %d..%d", s, pos,
+                            r, b->ctx_len[r] + 1, last);
         k3_status st = mark_snapshot(e, b->snap_block + (size_t)s * e->kv.shape.snapshot_blocks, s,
                                      USE_SNAPSHOT);
         if (st != K3_OK)
@@ -272,8 +279,9 @@ k3_status k3i_batch_check(k3_engine *e, const k3_batch *b, const float *logits, 
     if (b == NULL || b->size != sizeof *b)
         return k3i_fail(&e->err, K3_E_ARG, "k3_batch: its size field is not that of this library");
     if (e->kv.pool.base == NULL || e->pending)
-        return k3i_fail(&e->err, K3_E_STATE, e->pending ? "k3_forward before k3_commit"
-                                                        : "k3_forward before k3_kv_init");
+        return k3i_fail(&e->err, K3_E_STATE,
+                        e->pending ? "k3_forward before k3_commit"
+                                   : "k3_forward before k3_kv_init");
     k3_status st = check_arrays(e, b, logits, stride);
     if (st != K3_OK)
         return st;
@@ -286,8 +294,8 @@ k3_status k3i_batch_check(k3_engine *e, const k3_batch *b, const float *logits, 
             st = check_slot(e, b, r);
     }
     if (st == K3_OK && b->q_start[b->n_reqs] != b->n_tokens)
-        st = k3i_fail(&e->err, K3_E_ARG, "q_start ends with %d, n_tokens is %d", b->q_start[b->n_reqs],
-                      b->n_tokens);
+        st = k3i_fail(&e->err, K3_E_ARG, "q_start ends with %d, n_tokens is %d",
+                      b->q_start[b->n_reqs], b->n_tokens);
     for (int32_t r = 0; st == K3_OK && r < b->n_reqs; r++)
         st = mark_written(e, b, r);
     for (int32_t r = 0; st == K3_OK && r < b->n_reqs; r++)
@@ -311,8 +319,8 @@ static k3_status check_accepted(k3_engine *e, const k3_commit_args *a)
             continue;
         if (a->accepted[r] < 0 || (size_t)a->accepted[r] > p->n_rows ||
             (size_t)a->accepted[r] < p->n_rows - p->n_spec)
-            return k3i_fail(&e->err, K3_E_ARG, "request %d: accepted is %d: %zu..%zu are possible", r,
-                            a->accepted[r], p->n_rows - p->n_spec, p->n_rows);
+            return k3i_fail(&e->err, K3_E_ARG, "request %d: accepted is %d: %zu..%zu are possible",
+                            r, a->accepted[r], p->n_rows - p->n_spec, p->n_rows);
     }
     return K3_OK;
 }
@@ -326,8 +334,8 @@ static k3_status check_commit_snapshot(k3_engine *e, const k3_commit_args *a, in
     size_t first = p->ctx + p->n_rows - p->n_spec, last = p->ctx + (size_t)a->accepted[r];
     if (!p->ended &&
         (a->snap_pos[s] < 0 || (size_t)a->snap_pos[s] < first || (size_t)a->snap_pos[s] > last))
-        return k3i_fail(&e->err, K3_E_ARG, "snapshot %d: position %d, request %d commits %zu..%zu", s,
-                        a->snap_pos[s], r, first, last);
+        return k3i_fail(&e->err, K3_E_ARG, "snapshot %d: position %d, request %d commits %zu..%zu",
+                        s, a->snap_pos[s], r, first, last);
     return mark_snapshot(e, a->snap_block + (size_t)s * e->kv.shape.snapshot_blocks, s, USE_COMMIT);
 }
 
@@ -335,7 +343,8 @@ k3_status k3i_commit_check(k3_engine *e, const k3_commit_args *a)
 {
     size_t n = e->kv.shape.snapshot_blocks;
     if (a == NULL || a->size != sizeof *a)
-        return k3i_fail(&e->err, K3_E_ARG, "k3_commit_args: its size field is not that of this library");
+        return k3i_fail(&e->err, K3_E_ARG,
+                        "k3_commit_args: its size field is not that of this library");
     if (!e->pending)
         return k3i_fail(&e->err, K3_E_STATE, "k3_commit without a batch");
     if (a->n_reqs < 0 || (size_t)a->n_reqs != e->n_reqs || a->accepted == NULL)

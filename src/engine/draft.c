@@ -1,6 +1,6 @@
-/* draft.c: the draft's part of the engine: opening it beside the target, the taps of a step, context
- * rows at commit, and k3_draft. A draft can only make answers come sooner: nothing here touches the
- * target's state. */
+/* draft.c: the draft's part of the engine: opening it beside the target, the taps of a step,
+ * context rows at commit, and k3_draft. A draft can only make answers come sooner: nothing here
+ * touches the target's state. */
 #include "engine.h"
 
 #include <string.h>
@@ -23,8 +23,8 @@ k3_status k3i_draft_setup(k3_engine *e, k3i_err *err)
     k3i_draft_config *c = &e->draft.files.config;
     e->draft.is_open = true;
     if (o->aux_hidden_stream != NULL)
-        c->stream = strcmp(o->aux_hidden_stream, "prefix") == 0 ? K3I_STREAM_PREFIX
-                                                                : K3I_STREAM_ATTN_RES;
+        c->stream =
+            strcmp(o->aux_hidden_stream, "prefix") == 0 ? K3I_STREAM_PREFIX : K3I_STREAM_ATTN_RES;
     if (o->num_speculative_tokens == 0)
         o->num_speculative_tokens = c->block_size > 0 ? c->block_size : DEFAULT_WIDTH;
     return K3_OK;
@@ -106,7 +106,8 @@ static k3_status check_args(k3_engine *e, const k3_draft_args *a)
     if (!e->draft.is_open)
         return k3i_fail(&e->err, K3_E_UNSUPPORTED, "this engine was opened without a draft");
     if (a == NULL || a->size != sizeof *a)
-        return k3i_fail(&e->err, K3_E_ARG, "k3_draft_args: its size field is not that of this library");
+        return k3i_fail(&e->err, K3_E_ARG,
+                        "k3_draft_args: its size field is not that of this library");
     if (e->pending || e->n_reqs == 0)
         return k3i_fail(&e->err, K3_E_STATE, "k3_draft must follow a committed batch");
     if (a->n_draft < 1 || (size_t)a->n_draft > e->opt.num_speculative_tokens)
@@ -127,8 +128,8 @@ static k3_status check_request(k3_engine *e, const k3_draft_args *a, int32_t i)
 {
     int32_t r = a->req[i], token = a->last_token[i];
     if (r < 0 || (size_t)r >= e->n_reqs || (i > 0 && r <= a->req[i - 1]))
-        return k3i_fail(&e->err, K3_E_ARG, "req[%d] is %d: ascending indices below %zu are possible", i,
-                        r, e->n_reqs);
+        return k3i_fail(&e->err, K3_E_ARG,
+                        "req[%d] is %d: ascending indices below %zu are possible", i, r, e->n_reqs);
     const k3i_pending *p = &e->req[r];
     if (p->ended || !e->kv.slot[p->slot].used)
         return k3i_fail(&e->err, K3_E_SLOT, "request %d has ended", r);
@@ -136,8 +137,8 @@ static k3_status check_request(k3_engine *e, const k3_draft_args *a, int32_t i)
         return k3i_fail(&e->err, K3_E_CONTEXT, "request %d is at max_model_len (%zu)", r,
                         e->opt.max_model_len);
     if (token < 0 || (size_t)token >= e->target.config.vocab_size)
-        return k3i_fail(&e->err, K3_E_ARG, "request %d: last_token is %d, the vocabulary %zu", r, token,
-                        e->target.config.vocab_size);
+        return k3i_fail(&e->err, K3_E_ARG, "request %d: last_token is %d, the vocabulary %zu", r,
+                        token, e->target.config.vocab_size);
     if (a->temperature != NULL && !(a->temperature[i] >= 0 && a->temperature[i] <= 1e6f))
         return k3i_fail(&e->err, K3_E_ARG, "request %d: its temperature is not in 0..1e6", r);
     return K3_OK;

@@ -46,7 +46,8 @@ static k3_status open_model(k3_engine *e, k3i_err *err)
                                ? cfg->max_position_embeddings
                                : DEFAULT_MODEL_LEN;
     if (o->max_model_len > cfg->max_position_embeddings)
-        return k3i_fail(err, K3_E_OPTION, "option 'max_model_len' is %zu, the model takes at most %zu",
+        return k3i_fail(err, K3_E_OPTION,
+                        "option 'max_model_len' is %zu, the model takes at most %zu",
                         o->max_model_len, cfg->max_position_embeddings);
     if (o->latent_norm_eps > 0)
         cfg->latent_norm_eps = (float)o->latent_norm_eps;
@@ -70,8 +71,8 @@ static k3_status open_run(k3_engine *e, k3i_err *err)
     run->act_bytes = o->bf16 ? sizeof(k3i_bf16) : sizeof(float);
     if (!e->target.config.has_vision)
         return K3_OK;
-    return k3i_vision_init(&e->vision, &e->target.config.vision, &e->target.vision, run->op, run->team,
-                           o->bf16, err);
+    return k3i_vision_init(&e->vision, &e->target.config.vision, &e->target.vision, run->op,
+                           run->team, o->bf16, err);
 }
 
 static k3_status open_step(k3_engine *e, k3i_err *err)
@@ -85,8 +86,8 @@ static k3_status open_step(k3_engine *e, k3i_err *err)
     e->snap = k3i_alloc_array(rows, sizeof *e->snap);
     e->media = k3i_alloc_array(rows, sizeof *e->media);
     e->row_bad = k3i_alloc_array(rows, sizeof *e->row_bad);
-    if (e->seq == NULL || e->req == NULL || e->accept == NULL ||
-        e->accept_of == NULL || e->snap == NULL || e->media == NULL || e->row_bad == NULL)
+    if (e->seq == NULL || e->req == NULL || e->accept == NULL || e->accept_of == NULL ||
+        e->snap == NULL || e->media == NULL || e->row_bad == NULL)
         return k3i_fail(err, K3_E_NOMEM, "no memory for a batch of %zu tokens", rows);
     k3_status st = k3i_text_init(&e->text, &e->target.config, &e->target.text, &e->run, rows,
                                  o->num_speculative_tokens, k3i_draft_scratch(e), err);

@@ -1,7 +1,9 @@
-/* engine.h: what is behind k3_engine. The calling thread alone touches it; the team works inside calls.
+/* engine.h: what is behind k3_engine. The calling thread alone touches it; the team works inside
+ * calls.
  *
- * Four lifetimes: weights (mapped), sequences (pages and slots, kv.c), the step (workspace, planned at
- * open), and the pending transaction between k3_forward and k3_commit (a copy of what the batch said). */
+ * Four lifetimes: weights (mapped), sequences (pages and slots, kv.c), the step (workspace, planned
+ * at open), and the pending transaction between k3_forward and k3_commit (a copy of what the batch
+ * said). */
 #ifndef K3I_ENGINE_H
 #define K3I_ENGINE_H
 
@@ -17,7 +19,7 @@ typedef struct {
     bool bf16;
     size_t threads; /* 0: one per available core */
     size_t max_num_seqs, max_num_batched_tokens, num_speculative_tokens;
-    size_t max_model_len; /* 0: min(config, 32768) */
+    size_t max_model_len;          /* 0: min(config, 32768) */
     const char *aux_hidden_stream; /* NULL, "prefix" or "attn_res" */
     double latent_norm_eps;        /* 0: the model's */
     uint64_t image_cache_bytes;
@@ -27,8 +29,9 @@ typedef struct {
 k3_status k3i_options_parse(const char *json, k3i_options *ret, k3i_err *err);
 void k3i_options_done(k3i_options *o);
 
-/* A block's part in a snapshot: page `index` of snapshot `serial`, which is the state after `pos` tokens. A
- * snapshot is whole iff all its pages carry its serial; whatever else is written to a page clears it. */
+/* A block's part in a snapshot: page `index` of snapshot `serial`, which is the state after `pos`
+ * tokens. A snapshot is whole iff all its pages carry its serial; whatever else is written to a
+ * page clears it. */
 typedef struct {
     uint64_t serial; /* 0: none */
     size_t index, pos;
@@ -36,7 +39,7 @@ typedef struct {
 
 typedef struct {
     bool used;
-    size_t pos; /* committed tokens */
+    size_t pos;     /* committed tokens */
     uint32_t stamp; /* of the last batch that named it */
 } k3i_slot;
 
@@ -85,7 +88,7 @@ typedef struct {
     bool is_open;
     k3i_draft_files files;
     k3i_dspark model;
-    k3i_taps taps;            /* out: acts [max_num_batched_tokens, n_taps H] */
+    k3i_taps taps; /* out: acts [max_num_batched_tokens, n_taps H] */
     size_t taps_bytes;
     k3i_context_seq *context; /* [max_num_seqs] */
     k3i_block_seq *block;     /* [max_num_seqs] */
@@ -135,8 +138,8 @@ k3_status k3i_batch_check(k3_engine *e, const k3_batch *b, const float *logits, 
 /* The same for a commit; marks the snapshot pages. */
 k3_status k3i_commit_check(k3_engine *e, const k3_commit_args *a);
 
-/* draft.c: opens the draft and settles the options that depend on it; its share of the team's scratch;
- * its workspace, once the team exists. Without a draft they do nothing. */
+/* draft.c: opens the draft and settles the options that depend on it; its share of the team's
+ * scratch; its workspace, once the team exists. Without a draft they do nothing. */
 k3_status k3i_draft_setup(k3_engine *e, k3i_err *err);
 size_t k3i_draft_scratch(const k3_engine *e);
 k3_status k3i_draft_init(k3_engine *e, k3i_err *err);

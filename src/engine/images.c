@@ -1,5 +1,6 @@
-/* images.c: pictures are encoded in batches and their rows kept by key, within a byte budget. Nothing is
- * dropped by itself: the host decides what is freed. A call keeps all of its pictures or none. */
+/* images.c: pictures are encoded in batches and their rows kept by key, within a byte budget.
+ * Nothing is dropped by itself: the host decides what is freed. A call keeps all of its pictures or
+ * none. */
 #include "engine.h"
 
 #include <string.h>
@@ -21,10 +22,11 @@ void k3i_images_done(k3i_images *im)
     *im = (k3i_images){0};
 }
 
-/* ---- encoding ---------------------------------------------------------------------------------- */
+/* ---- encoding ----------------------------------------------------------------------------------
+ */
 
-/* Patches that the tower takes at once: enough to read the weights seldom, few enough to bound memory. One
- * picture may be larger. */
+/* Patches that the tower takes at once: enough to read the weights seldom, few enough to bound
+ * memory. One picture may be larger. */
 #define BATCH_PATCHES 16384
 
 /* Pictures from this size on report progress. */
@@ -35,10 +37,11 @@ static k3_status check_image(k3_engine *e, const k3_image *im)
     unsigned long long key = im->key;
     const k3i_vision_config *c = &e->target.config.vision;
     if (im->grid_t > 1)
-        return k3i_fail(&e->err, K3_E_UNSUPPORTED,
-                        "image %llu: grid_t is %d: video is not supported, because the prompt format of "
-                        "Kimi-K3 for it is not published",
-                        key, im->grid_t);
+        return k3i_fail(
+            &e->err, K3_E_UNSUPPORTED,
+            "image %llu: grid_t is %d: video is not supported, because the prompt format of "
+            "Kimi-K3 for it is not published",
+            key, im->grid_t);
     if (im->grid_t != 1 || im->grid_h < 1 || im->grid_w < 1)
         return k3i_fail(&e->err, K3_E_ARG, "image %llu: a grid of %d x %d x %d", key, im->grid_t,
                         im->grid_h, im->grid_w);
@@ -53,8 +56,8 @@ static k3_status check_image(k3_engine *e, const k3_image *im)
         e->run.op->all_finite(&finite, im->pixels,
                               (size_t)im->n_patches * 3 * c->patch_size * c->patch_size);
     if (!finite)
-        return k3i_fail(&e->err, K3_E_ARG, "image %llu: pixels is NULL or holds a value that is not finite",
-                        key);
+        return k3i_fail(&e->err, K3_E_ARG,
+                        "image %llu: pixels is NULL or holds a value that is not finite", key);
     return K3_OK;
 }
 
@@ -105,22 +108,26 @@ static k3_status plan(k3_engine *e, size_t n_images, const k3_image *images, wor
             continue;
         uint64_t more = rows_of(e, im) * row_bytes;
         if (more > e->opt.image_cache_bytes || bytes > e->opt.image_cache_bytes - more)
-            return k3i_fail(&e->err, K3_E_LIMIT,
-                            "image %llu: its %llu bytes beside %llu held ones exceed image_cache_bytes %llu",
-                            (unsigned long long)im->key, (unsigned long long)more,
-                            (unsigned long long)bytes, (unsigned long long)e->opt.image_cache_bytes);
+            return k3i_fail(
+                &e->err, K3_E_LIMIT,
+                "image %llu: its %llu bytes beside %llu held ones exceed image_cache_bytes %llu",
+                (unsigned long long)im->key, (unsigned long long)more, (unsigned long long)bytes,
+                (unsigned long long)e->opt.image_cache_bytes);
         bytes += more;
         float *rows = k3i_alloc_array(rows_of(e, im), row_bytes);
         if (rows == NULL)
             return k3i_fail(&e->err, K3_E_NOMEM, "no memory for the %zu rows of an image",
                             rows_of(e, im));
         w->key[w->n] = im->key;
-        w->item[w->n++] = (k3i_vision_item){.pixels = im->pixels, .t = 1, .h = (size_t)im->grid_h,
-                                            .w = (size_t)im->grid_w, .rows = rows};
+        w->item[w->n++] = (k3i_vision_item){.pixels = im->pixels,
+                                            .t = 1,
+                                            .h = (size_t)im->grid_h,
+                                            .w = (size_t)im->grid_w,
+                                            .rows = rows};
     }
     size_t cap = e->images.n + w->n; /* of the list */
-    k3i_image *list = cap <= e->images.cap ? e->images.list
-                                           : k3i_realloc(e->images.list, 2 * cap * sizeof *list);
+    k3i_image *list =
+        cap <= e->images.cap ? e->images.list : k3i_realloc(e->images.list, 2 * cap * sizeof *list);
     if (list == NULL && cap > 0)
         return k3i_fail(&e->err, K3_E_NOMEM, "no memory for a list of %zu images", cap);
     e->images.cap = cap <= e->images.cap ? e->images.cap : 2 * cap;
@@ -145,8 +152,9 @@ static k3_status compute(k3_engine *e, const work *w)
                 break;
             patches += n;
         }
-        k3_status st = k3i_vision_encode(&e->vision, w->item + from, to - from,
-                                         patches >= LARGE_PATCHES ? show_progress : NULL, e, &e->err);
+        k3_status st =
+            k3i_vision_encode(&e->vision, w->item + from, to - from,
+                              patches >= LARGE_PATCHES ? show_progress : NULL, e, &e->err);
         if (st != K3_OK)
             return st;
     }
@@ -195,7 +203,8 @@ k3_status k3_encode_image(k3_engine *e, int32_t n_images, const k3_image *images
     return st;
 }
 
-/* ---- rows that are held ------------------------------------------------------------------------ */
+/* ---- rows that are held ------------------------------------------------------------------------
+ */
 
 k3_status k3_image_rows(k3_engine *e, uint64_t key, float *rows, int32_t cap, int32_t *ret_rows)
 {
@@ -203,8 +212,8 @@ k3_status k3_image_rows(k3_engine *e, uint64_t key, float *rows, int32_t cap, in
         return K3_E_ARG;
     const k3i_image *im = k3i_images_find(&e->images, key);
     if (im == NULL || ret_rows == NULL)
-        return k3i_fail(&e->err, K3_E_ARG, im == NULL ? "image %llu is not encoded"
-                                                      : "image %llu: ret_rows is NULL",
+        return k3i_fail(&e->err, K3_E_ARG,
+                        im == NULL ? "image %llu is not encoded" : "image %llu: ret_rows is NULL",
                         (unsigned long long)key);
     if (rows != NULL && (cap < 0 || (size_t)cap < im->n_rows))
         return k3i_fail(&e->err, K3_E_ARG, "image %llu has %zu rows, there is room for %d",

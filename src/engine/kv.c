@@ -1,9 +1,10 @@
-/* kv.c: the memory of sequences: one pool of pages, slots of running KDA states, and which pages hold
- * which snapshot.
+/* kv.c: the memory of sequences: one pool of pages, slots of running KDA states, and which pages
+ * hold which snapshot.
  *
- * The pool is reserved, not touched: a page costs memory when it is first written. A page is latents or
- * part of a snapshot, whichever was written last; snapshots carry a serial on each of their pages, so
- * that one whose pages were reused, or that was never finished, cannot be restored. */
+ * The pool is reserved, not touched: a page costs memory when it is first written. A page is
+ * latents or part of a snapshot, whichever was written last; snapshots carry a serial on each of
+ * their pages, so that one whose pages were reused, or that was never finished, cannot be restored.
+ */
 #include "engine.h"
 
 #include <string.h>
@@ -15,8 +16,8 @@ static size_t align_up(size_t n)
 }
 
 /* Sizes, or K3_E_ARG. */
-static k3_status plan(const k3_engine *e, const k3_kv_config *c, k3i_kv_shape *ret, size_t *ret_pool,
-                      size_t *ret_slots, k3i_err *err)
+static k3_status plan(const k3_engine *e, const k3_kv_config *c, k3i_kv_shape *ret,
+                      size_t *ret_pool, size_t *ret_slots, k3i_err *err)
 {
     const k3i_config *cfg = &e->target.config;
     const k3i_kda_layout *kda = &e->text.kda;
@@ -24,17 +25,18 @@ static k3_status plan(const k3_engine *e, const k3_kv_config *c, k3i_kv_shape *r
         return k3i_fail(err, K3_E_ARG, "k3_kv_config: its size field is not that of this library");
     if (c->num_blocks < 2 || c->block_tokens < 1 || c->block_tokens > 65536 || c->n_slots < 1 ||
         c->page_bytes < 0)
-        return k3i_fail(err, K3_E_ARG,
-                        "k3_kv_config: num_blocks %d (>= 2), block_tokens %d (1..65536), n_slots %d "
-                        "(>= 1), page_bytes %lld (>= 0)",
-                        c->num_blocks, c->block_tokens, c->n_slots, (long long)c->page_bytes);
+        return k3i_fail(
+            err, K3_E_ARG,
+            "k3_kv_config: num_blocks %d (>= 2), block_tokens %d (1..65536), n_slots %d "
+            "(>= 1), page_bytes %lld (>= 0)",
+            c->num_blocks, c->block_tokens, c->n_slots, (long long)c->page_bytes);
     k3i_kv_shape s = {.num_blocks = (size_t)c->num_blocks,
                       .block_tokens = (size_t)c->block_tokens,
                       .n_slots = (size_t)c->n_slots};
     /* Each layer's part of a page starts aligned. */
-    s.latent_bytes = cfg->n_mla_layers *
-                         align_up(s.block_tokens * k3i_latent_width(cfg) * e->run.act_bytes) +
-                     k3i_draft_layers(e) * align_up(s.block_tokens * k3i_draft_row_bytes(e));
+    s.latent_bytes =
+        cfg->n_mla_layers * align_up(s.block_tokens * k3i_latent_width(cfg) * e->run.act_bytes) +
+        k3i_draft_layers(e) * align_up(s.block_tokens * k3i_draft_row_bytes(e));
     if (s.latent_bytes == 0)
         s.latent_bytes = K3I_ALIGN;
     if (c->page_bytes != 0 && (uint64_t)c->page_bytes < s.latent_bytes)
@@ -48,7 +50,8 @@ static k3_status plan(const k3_engine *e, const k3_kv_config *c, k3i_kv_shape *r
     if (!k3i_mul_size(s.num_blocks, s.page_bytes, ret_pool) ||
         !k3i_mul_size(s.n_slots, kda->state_bytes + kda->slot_record_bytes, ret_slots) ||
         *ret_pool > INT64_MAX || *ret_slots > INT64_MAX)
-        return k3i_fail(err, K3_E_NOMEM, "k3_kv_config: %d pages of %zu bytes and %d slots are too many",
+        return k3i_fail(err, K3_E_NOMEM,
+                        "k3_kv_config: %d pages of %zu bytes and %d slots are too many",
                         c->num_blocks, s.page_bytes, c->n_slots);
     *ret = s;
     return K3_OK;
@@ -70,7 +73,8 @@ k3_status k3_kv_plan(k3_engine *e, const k3_kv_config *config, k3_kv_layout *ret
     if (e == NULL)
         return K3_E_ARG;
     if (ret == NULL || ret->size != sizeof *ret)
-        return k3i_fail(&e->err, K3_E_ARG, "k3_kv_layout: its size field is not that of this library");
+        return k3i_fail(&e->err, K3_E_ARG,
+                        "k3_kv_layout: its size field is not that of this library");
     k3_status st = plan(e, config, &shape, &pool, &slots, &e->err);
     if (st == K3_OK)
         *ret = layout_of(&shape, pool, slots);
@@ -118,7 +122,8 @@ k3_status k3_kv_init(k3_engine *e, const k3_kv_config *config, k3_kv_layout *ret
     if (e == NULL)
         return K3_E_ARG;
     if (ret != NULL && ret->size != sizeof *ret)
-        return k3i_fail(&e->err, K3_E_ARG, "k3_kv_layout: its size field is not that of this library");
+        return k3i_fail(&e->err, K3_E_ARG,
+                        "k3_kv_layout: its size field is not that of this library");
     if (e->run.ranks.size > 1 && e->run.ranks.fn == NULL)
         return k3i_fail(&e->err, K3_E_STATE, "tp_size is %zu: k3_set_collective comes first",
                         e->run.ranks.size);
@@ -127,8 +132,8 @@ k3_status k3_kv_init(k3_engine *e, const k3_kv_config *config, k3_kv_layout *ret
         return st;
     if (allocate(e, &kv, pool) != K3_OK) {
         k3i_kv_done(&kv);
-        return k3i_fail(&e->err, K3_E_NOMEM, "no memory for a pool of %zu and slots of %zu bytes", pool,
-                        slots);
+        return k3i_fail(&e->err, K3_E_NOMEM, "no memory for a pool of %zu and slots of %zu bytes",
+                        pool, slots);
     }
     k3i_kv_done(&e->kv);
     e->kv = kv;
@@ -182,12 +187,13 @@ k3_status k3_kv_copy(k3_engine *e, int32_t from, int32_t to)
         return K3_E_ARG;
     k3i_kv *kv = &e->kv;
     if (kv->pool.base == NULL || e->pending)
-        return k3i_fail(&e->err, K3_E_STATE, kv->pool.base == NULL ? "k3_kv_copy before k3_kv_init"
-                                                                   : "k3_kv_copy before k3_commit");
+        return k3i_fail(&e->err, K3_E_STATE,
+                        kv->pool.base == NULL ? "k3_kv_copy before k3_kv_init"
+                                              : "k3_kv_copy before k3_commit");
     if (from < 1 || to < 1 || (size_t)from >= kv->shape.num_blocks ||
         (size_t)to >= kv->shape.num_blocks || from == to)
-        return k3i_fail(&e->err, K3_E_BLOCK, "k3_kv_copy from block %d to %d: 1..%zu are possible", from,
-                        to, kv->shape.num_blocks - 1);
+        return k3i_fail(&e->err, K3_E_BLOCK, "k3_kv_copy from block %d to %d: 1..%zu are possible",
+                        from, to, kv->shape.num_blocks - 1);
     memcpy(kv->pool.base + (size_t)to * kv->shape.page_bytes,
            kv->pool.base + (size_t)from * kv->shape.page_bytes, kv->shape.latent_bytes);
     k3i_kv_forget(kv, to);

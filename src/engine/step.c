@@ -1,17 +1,16 @@
-/* step.c: the transaction. k3_forward computes a checked batch and leaves it pending; k3_commit moves
- * every slot to exactly the accepted rows. Drafts that are not accepted leave no trace: they ran on a
- * copy of the state, and their latents are overwritten before anything may read them. */
+/* step.c: the transaction. k3_forward computes a checked batch and leaves it pending; k3_commit
+ * moves every slot to exactly the accepted rows. Drafts that are not accepted leave no trace: they
+ * ran on a copy of the state, and their latents are overwritten before anything may read them. */
 #include "engine.h"
 
 #include <string.h>
 
 static void set_snapshot(k3_engine *e, k3i_snap *s, size_t seq, size_t pos, const int32_t *blocks)
 {
-    *s = (k3i_snap){.seq = seq,
-                    .pos = pos,
-                    .pages = {.pool = e->kv.pool.base,
-                              .page_bytes = e->kv.shape.page_bytes,
-                              .block = blocks}};
+    *s = (k3i_snap){
+        .seq = seq,
+        .pos = pos,
+        .pages = {.pool = e->kv.pool.base, .page_bytes = e->kv.shape.page_bytes, .block = blocks}};
     for (size_t i = 0; i < e->kv.shape.snapshot_blocks; i++)
         k3i_kv_forget(&e->kv, blocks[i]);
 }

@@ -1,10 +1,10 @@
 /* kda.c: Kimi Delta Attention, text-model 4.5, one token at a time.
  *
- * Prefill, decode, verification and replay are the same recurrence, so chunking and speculation cannot
- * change a bit. A member of the team owns a head of a sequence for all its rows of the batch, and the
- * head's state stays in its cache. Rows that are final advance the state in place; rows that may be
- * rejected run on a copy and leave k, decay and the f32 correction e behind (text-model 5.3), from which
- * k3i_kda_commit repeats the very updates. */
+ * Prefill, decode, verification and replay are the same recurrence, so chunking and speculation
+ * cannot change a bit. A member of the team owns a head of a sequence for all its rows of the
+ * batch, and the head's state stays in its cache. Rows that are final advance the state in place;
+ * rows that may be rejected run on a copy and leave k, decay and the f32 correction e behind
+ * (text-model 5.3), from which k3i_kda_commit repeats the very updates. */
 #include "parts.h"
 
 #include <math.h>
@@ -94,10 +94,10 @@ typedef struct {
     const job *j;
     const k3i_seq *seq;
     size_t head;
-    const float *raw[3]; /* q, k, v of the sequence's first row, this head */
-    size_t stride;       /* n d */
-    char *state;         /* head state in the slot */
-    char *record;        /* first row record */
+    const float *raw[3];  /* q, k, v of the sequence's first row, this head */
+    size_t stride;        /* n d */
+    char *state;          /* head state in the slot */
+    char *record;         /* first row record */
     const float **window; /* [taps]; this and what follows is scratch */
     float *S_spec, *hist, *conv;
     float *q, *k, *v, *decay, *e, *o, *beta; /* [K3I_KDA_TOKENS, d], beta [K3I_KDA_TOKENS] */
@@ -108,7 +108,8 @@ static const k3i_kda_layout *layout(const head_work *h)
     return &h->j->m->kda;
 }
 
-/* Raw row `t` of stream x (0 q, 1 k, 2 v): t >= 0 is of this batch, earlier ones are the history. */
+/* Raw row `t` of stream x (0 q, 1 k, 2 v): t >= 0 is of this batch, earlier ones are the history.
+ */
 static const float *raw_row(const head_work *h, size_t x, ptrdiff_t t)
 {
     const k3i_kda_layout *lay = layout(h);
@@ -198,7 +199,8 @@ static void head_chunk(const head_work *h, size_t t, size_t n, float *S)
     }
 }
 
-/* Rows from `t` that can run before the next snapshot, the last final row, or the end of the scratch. */
+/* Rows from `t` that can run before the next snapshot, the last final row, or the end of the
+ * scratch. */
 static size_t chunk_rows(const head_work *h, size_t seq_index, size_t t, size_t end)
 {
     const k3i_step *step = h->j->step;
@@ -308,7 +310,8 @@ void k3i_kda_forward(k3i_text *m, k3i_run *run, const k3i_step *step, size_t lay
     k3i_linear(run, T, &out, 1);
 }
 
-/* ---- commit ------------------------------------------------------------------------------------ */
+/* ---- commit ------------------------------------------------------------------------------------
+ */
 
 typedef struct {
     const k3i_text *m;
@@ -333,8 +336,8 @@ static void commit_history(const commit_job *j, char *state, const char *record,
                 from = old + (x * lay->n_hist + rows + i) * row_bytes;
             } else {
                 size_t row = rows + i - lay->n_hist;
-                from = record + row * lay->record_bytes + 3 * lay->d * sizeof(float) +
-                       x * row_bytes;
+                from =
+                    record + row * lay->record_bytes + 3 * lay->d * sizeof(float) + x * row_bytes;
             }
             memcpy(to + (x * lay->n_hist + i) * row_bytes, from, row_bytes);
         }

@@ -1,9 +1,10 @@
 /* mla.c: multi-head latent attention, text-model 4.6, in absorbed form on the paged latent cache.
  *
  * A task is a few rows of one sequence times a few heads: their queries are taken into latent space
- * (q_n Wk), run over the sequence's latents in blocks of K3I_ATTN_KEYS counted from position 0, and the
- * result is taken out again (Wv). Each (row, head) is its own softmax in that fixed order, so neither the
- * grouping into tasks nor the page size can be seen in the result. Sources of a row: positions 0..its own. */
+ * (q_n Wk), run over the sequence's latents in blocks of K3I_ATTN_KEYS counted from position 0, and
+ * the result is taken out again (Wv). Each (row, head) is its own softmax in that fixed order, so
+ * neither the grouping into tasks nor the page size can be seen in the result. Sources of a row:
+ * positions 0..its own. */
 #include "parts.h"
 
 #include <math.h>
@@ -38,9 +39,9 @@ typedef struct {
     const k3i_run *run;
     const k3i_step *step;
     const k3i_mla_weights *w;
-    size_t index;        /* MLA layer number in the pool */
-    size_t heads;        /* of a task */
-    size_t n_groups;     /* head groups */
+    size_t index;    /* MLA layer number in the pool */
+    size_t heads;    /* of a task */
+    size_t n_groups; /* head groups */
 } job;
 
 /* Bytes from the pool's base to the latent row of a position. */
@@ -82,15 +83,15 @@ static void norm_member(void *arg, size_t i, size_t n)
 
 typedef struct {
     const k3i_seq *seq;
-    size_t row, n_rows;   /* of the batch; their positions are seq->ctx + row - seq->from ... */
+    size_t row, n_rows; /* of the batch; their positions are seq->ctx + row - seq->from ... */
     size_t head, n_heads;
-    size_t *key;          /* [K3I_MLA_KEYS] where the latents are: act elements from the pool's base */
-    float *ql;            /* [rows, heads, W] latent queries */
-    void *ql_act;         /* the same as acts */
-    float *acc;           /* [rows, heads, C] */
-    float *max, *sum;     /* [rows, heads] */
-    uint32_t *visible;    /* [rows, heads] keys of the segment that the row sees */
-    float *o;             /* [rows, heads, Dv] */
+    size_t *key;       /* [K3I_MLA_KEYS] where the latents are: act elements from the pool's base */
+    float *ql;         /* [rows, heads, W] latent queries */
+    void *ql_act;      /* the same as acts */
+    float *acc;        /* [rows, heads, C] */
+    float *max, *sum;  /* [rows, heads] */
+    uint32_t *visible; /* [rows, heads] keys of the segment that the row sees */
+    float *o;          /* [rows, heads, Dv] */
 } task;
 
 static void absorb_queries(const job *j, const task *t)
@@ -198,7 +199,8 @@ static void attention_member(void *arg, size_t i, size_t n)
         const k3i_seq *seq = &j->step->seqs[s];
         for (size_t r = 0; r < seq->n_rows; r += K3I_MLA_ROWS) {
             for (size_t g = 0; g < j->n_groups; g++, number++) {
-                size_t head = g * j->heads, rows = seq->n_rows - r, heads = j->m->cfg->n_heads - head;
+                size_t head = g * j->heads, rows = seq->n_rows - r,
+                       heads = j->m->cfg->n_heads - head;
                 if (number % n != i)
                     continue;
                 task t = {.seq = seq,

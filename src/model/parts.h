@@ -4,8 +4,8 @@
 
 #include "text.h"
 
-/* Queries (row x head) that one attention task holds, rows of a task, and keys looked up at a time: any
- * multiple of K3I_ATTN_KEYS gives the same result. */
+/* Queries (row x head) that one attention task holds, rows of a task, and keys looked up at a time:
+ * any multiple of K3I_ATTN_KEYS gives the same result. */
 enum { K3I_MLA_QUERIES = 64, K3I_MLA_ROWS = 16, K3I_MLA_KEYS = 8 * K3I_ATTN_KEYS };
 
 /* Rows that one head computes at a time, for its working set to stay in the cache. */
@@ -46,22 +46,24 @@ typedef struct {
 } k3i_moe_ws;
 
 struct k3i_text_ws {
-    float **bank;        /* [B + 1] of [T, H]: snapshots, then the prefix */
-    void *x;             /* acts [T, H] input of the sub-layer */
-    float *a, *b;        /* [T, H] outputs of the sub-layer; b: of the shared experts */
-    void *h;             /* acts [T, I] of the dense MLP */
-    int32_t *logit_of;   /* [T] index of the row's logits or -1 */
+    float **bank;      /* [B + 1] of [T, H]: snapshots, then the prefix */
+    void *x;           /* acts [T, H] input of the sub-layer */
+    float *a, *b;      /* [T, H] outputs of the sub-layer; b: of the shared experts */
+    void *h;           /* acts [T, I] of the dense MLP */
+    int32_t *logit_of; /* [T] index of the row's logits or -1 */
     k3i_kda_ws kda;
     k3i_mla_ws mla;
     k3i_moe_ws moe;
 };
 
-/* Each reads ws->x [T, H] and writes ws->a [T, H] (k3i_moe: the routed part into a, the shared into b). */
+/* Each reads ws->x [T, H] and writes ws->a [T, H] (k3i_moe: the routed part into a, the shared into
+ * b). */
 void k3i_kda_forward(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer);
 void k3i_mla_forward(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer);
 void k3i_moe_forward(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer);
 
-void k3i_kda_layout_init(k3i_kda_layout *lay, const k3i_config *cfg, size_t act_bytes, size_t max_spec);
+void k3i_kda_layout_init(k3i_kda_layout *lay, const k3i_config *cfg, size_t act_bytes,
+                         size_t max_spec);
 void k3i_kda_ws_take(k3i_kda_ws *ws, k3i_bump *b, const k3i_config *cfg, size_t T, size_t act);
 void k3i_mla_ws_take(k3i_mla_ws *ws, k3i_bump *b, const k3i_config *cfg, size_t T, size_t act);
 void k3i_moe_ws_take(k3i_moe_ws *ws, k3i_bump *b, const k3i_config *cfg, size_t T, size_t act);
@@ -69,8 +71,9 @@ size_t k3i_kda_scratch(const k3i_config *cfg);
 size_t k3i_mla_scratch(const k3i_config *cfg);
 size_t k3i_moe_scratch(const k3i_config *cfg);
 
-/* text-model 4.8: chooses K experts for one token from its E router logits; ties go to the lowest index, a
- * NaN is never preferred. expert [K] ascending, weight [K] to match; scratch of k3i_route_scratch bytes. */
+/* text-model 4.8: chooses K experts for one token from its E router logits; ties go to the lowest
+ * index, a NaN is never preferred. expert [K] ascending, weight [K] to match; scratch of
+ * k3i_route_scratch bytes. */
 void k3i_route(const k3i_ops *op, const k3i_config *cfg, const float *logit, const float *bias,
                void *scratch, int32_t *expert, float *weight);
 size_t k3i_route_scratch(const k3i_config *cfg);

@@ -8,8 +8,8 @@
 
 #include <string.h>
 
-/* Multiply-adds below which waking the team costs more than it saves: one row of a 256 x 256 matrix takes
- * about as long as two cores need to exchange a cache line twice. */
+/* Multiply-adds below which waking the team costs more than it saves: one row of a 256 x 256 matrix
+ * takes about as long as two cores need to exchange a cache line twice. */
 #define TEAM_WORK 65536
 
 void k3i_run_team(const k3i_run *run, k3i_team_fn fn, void *arg, size_t work)

@@ -1,9 +1,9 @@
 /* run.h: how the model computes: kernel table, thread team, compute mode, and the products with
  * checkpoint matrices that every layer is made of.
  *
- * Activations are f32 arrays [rows, width]. What feeds a matrix product is an *act*: in bf16 mode the
- * values packed to bf16 (they are exact, having been rounded by the op before), in f32 mode plain f32.
- * Work is split over outputs only, so no result depends on the number of threads. */
+ * Activations are f32 arrays [rows, width]. What feeds a matrix product is an *act*: in bf16 mode
+ * the values packed to bf16 (they are exact, having been rounded by the op before), in f32 mode
+ * plain f32. Work is split over outputs only, so no result depends on the number of threads. */
 #ifndef K3I_RUN_H
 #define K3I_RUN_H
 
@@ -24,8 +24,8 @@ typedef struct {
     uint64_t weight_bytes; /* matrix bytes streamed so far (member 0 writes) */
 } k3i_run;
 
-/* Runs fn on the team; `work`, about the number of multiply-adds, decides whether that is worth waking
- * anybody: small jobs run on the caller as member 0 of 1. */
+/* Runs fn on the team; `work`, about the number of multiply-adds, decides whether that is worth
+ * waking anybody: small jobs run on the caller as member 0 of 1. */
 void k3i_run_team(const k3i_run *run, k3i_team_fn fn, void *arg, size_t work);
 
 /* The outputs that member i of n computes: its part of this rank's part of n_out, by K3I_GRAIN. */
@@ -47,13 +47,13 @@ typedef enum {
 /* One matrix product of a step; several that need nothing of each other share one team run. */
 typedef struct {
     k3i_item_kind kind;
-    const void *x;         /* acts [n_row, k] */
-    const k3i_bf16 *w;     /* [n_out, k] in the checkpoint's bytes */
-    const k3i_bf16 *w_up;  /* K3I_GLU */
+    const void *x;        /* acts [n_row, k] */
+    const k3i_bf16 *w;    /* [n_out, k] in the checkpoint's bytes */
+    const k3i_bf16 *w_up; /* K3I_GLU */
     size_t n_out, k;
-    float *y;              /* [n_row, y_stride] */
-    void *h;               /* K3I_GLU: acts [n_row, n_out] */
-    size_t y_stride;       /* elements; 0 stands for n_out */
+    float *y;        /* [n_row, y_stride] */
+    void *h;         /* K3I_GLU: acts [n_row, n_out] */
+    size_t y_stride; /* elements; 0 stands for n_out */
     float beta, linear_beta;
 } k3i_item;
 

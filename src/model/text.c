@@ -1,9 +1,10 @@
 /* text.c: the order of a step, text-model 4.3 and 4.4, and the memory plan.
  *
- * There is no residual stream. bank[0..nb-1] are the frozen block sums, bank[nb] is the running prefix; a
- * sub-layer reads a softmax mixture of all of them. Between two sub-layers every row goes through one
- * stage: add the finished output to the prefix, mix, normalise, pack. At a block boundary the prefix
- * simply becomes a snapshot: nb grows by one, and the next output starts the next bank. */
+ * There is no residual stream. bank[0..nb-1] are the frozen block sums, bank[nb] is the running
+ * prefix; a sub-layer reads a softmax mixture of all of them. Between two sub-layers every row goes
+ * through one stage: add the finished output to the prefix, mix, normalise, pack. At a block
+ * boundary the prefix simply becomes a snapshot: nb grows by one, and the next output starts the
+ * next bank. */
 #include "parts.h"
 
 #include <math.h>
@@ -19,7 +20,8 @@ void *k3i_bump_take(k3i_bump *b, size_t n, size_t size)
     return p;
 }
 
-/* ---- stages between sub-layers ----------------------------------------------------------------- */
+/* ---- stages between sub-layers -----------------------------------------------------------------
+ */
 
 typedef struct {
     const k3i_text *m;
@@ -90,7 +92,8 @@ static void stage_member(void *arg, size_t i, size_t n)
     size_t H = cfg->hidden_size, from, to;
     char *scratch = run->scratch + i * run->scratch_bytes;
     float *x = (void *)scratch, *y = x + H;
-    const float **src = (void *)(scratch + (2 * H * sizeof(float) + K3I_ALIGN - 1) / K3I_ALIGN * K3I_ALIGN);
+    const float **src =
+        (void *)(scratch + (2 * H * sizeof(float) + K3I_ALIGN - 1) / K3I_ALIGN * K3I_ALIGN);
     k3i_team_split(s->step->n_rows, 1, i, n, &from, &to);
     for (size_t row = from; row < to; row++) {
         if (s->pending)
@@ -131,7 +134,8 @@ static void run_stage(stage *s)
     trace(s, s->attention ? "ffn" : "attn", s->attention ? s->layer - 1 : s->layer);
 }
 
-/* ---- the step ---------------------------------------------------------------------------------- */
+/* ---- the step ----------------------------------------------------------------------------------
+ */
 
 static void embed_member(void *arg, size_t i, size_t n)
 {
@@ -154,8 +158,14 @@ static void dense_mlp(k3i_text *m, k3i_run *run, const k3i_step *step, size_t la
     const k3i_config *cfg = m->cfg;
     const k3i_mlp_weights *w = &m->w->layers[layer].mlp;
     size_t H = cfg->hidden_size, I = cfg->intermediate_size;
-    const k3i_item up = {.kind = K3I_GLU, .x = m->ws->x, .w = w->gate_proj, .w_up = w->up_proj,
-                         .n_out = I, .k = H, .h = m->ws->h, .beta = cfg->situ_beta,
+    const k3i_item up = {.kind = K3I_GLU,
+                         .x = m->ws->x,
+                         .w = w->gate_proj,
+                         .w_up = w->up_proj,
+                         .n_out = I,
+                         .k = H,
+                         .h = m->ws->h,
+                         .beta = cfg->situ_beta,
                          .linear_beta = cfg->situ_linear_beta};
     k3i_linear(run, step->n_rows, &up, 1);
     const k3i_item down = {.x = m->ws->h, .w = w->down_proj, .n_out = H, .k = I, .y = m->ws->a};
@@ -211,13 +221,18 @@ void k3i_text_forward(k3i_text *m, k3i_run *run, const k3i_step *step)
     s.wq = m->output_wq;
     s.norm = m->w->norm;
     run_stage(&s);
-    const k3i_item head = {.kind = K3I_LINEAR_F32, .x = m->ws->x, .w = m->w->lm_head,
-                           .n_out = cfg->vocab_size, .k = cfg->hidden_size, .y = step->logits,
+    const k3i_item head = {.kind = K3I_LINEAR_F32,
+                           .x = m->ws->x,
+                           .w = m->w->lm_head,
+                           .n_out = cfg->vocab_size,
+                           .k = cfg->hidden_size,
+                           .y = step->logits,
                            .y_stride = step->logits_stride};
     k3i_linear(run, step->n_logits, &head, 1);
 }
 
-/* ---- preparation ------------------------------------------------------------------------------- */
+/* ---- preparation -------------------------------------------------------------------------------
+ */
 
 /* w = n * q in f32 (text-model 4.4). NULL if memory is out. */
 static float *fold(k3i_arena *arena, const k3i_bf16 *norm, const k3i_bf16 *query, size_t H)
@@ -272,8 +287,10 @@ static bool prepare_layers(k3i_text *m)
     return true;
 }
 
-/* Lays the workspace out. The four kinds of sub-layer are never alive together and share their place. */
-static void take_workspace(k3i_text_ws *ws, k3i_bump *b, const k3i_config *cfg, size_t T, size_t act)
+/* Lays the workspace out. The four kinds of sub-layer are never alive together and share their
+ * place. */
+static void take_workspace(k3i_text_ws *ws, k3i_bump *b, const k3i_config *cfg, size_t T,
+                           size_t act)
 {
     size_t H = cfg->hidden_size;
     size_t n_banks = (cfg->n_layers + cfg->attn_res_block_size - 1) / cfg->attn_res_block_size + 1;
@@ -304,8 +321,12 @@ static void take_workspace(k3i_text_ws *ws, k3i_bump *b, const k3i_config *cfg, 
 
 static size_t scratch_bytes(const k3i_config *cfg, size_t min)
 {
-    const size_t wants[] = {min, k3i_linear_scratch(), stage_scratch(cfg), k3i_kda_scratch(cfg),
-                            k3i_mla_scratch(cfg), k3i_moe_scratch(cfg)};
+    const size_t wants[] = {min,
+                            k3i_linear_scratch(),
+                            stage_scratch(cfg),
+                            k3i_kda_scratch(cfg),
+                            k3i_mla_scratch(cfg),
+                            k3i_moe_scratch(cfg)};
     size_t most = 0;
     for (size_t i = 0; i < sizeof wants / sizeof wants[0]; i++)
         most = wants[i] > most ? wants[i] : most;
@@ -327,8 +348,9 @@ k3_status k3i_text_init(k3i_text *m, const k3i_config *cfg, const k3i_text_weigh
     m->block = k3i_alloc(b.peak);
     if (m->ws == NULL || m->block == NULL || !prepare_layers(m)) {
         k3i_text_done(m);
-        return k3i_fail(err, K3_E_NOMEM, "no memory for a workspace of %zu bytes (%zu tokens a step)",
-                        b.peak, max_rows);
+        return k3i_fail(err, K3_E_NOMEM,
+                        "no memory for a workspace of %zu bytes (%zu tokens a step)", b.peak,
+                        max_rows);
     }
     *m->ws = (k3i_text_ws){0};
     b = (k3i_bump){.base = m->block};

@@ -1,5 +1,5 @@
-/* text.h: the text model over one ragged batch (text-model.md 4). What is computed is here and in kda.c,
- * mla.c, moe.c, attnres.c; who owns sequences, pages and slots is the engine's business.
+/* text.h: the text model over one ragged batch (text-model.md 4). What is computed is here and in
+ * kda.c, mla.c, moe.c, attnres.c; who owns sequences, pages and slots is the engine's business.
  *
  * Letters as in checkpoint/config.h. T rows of the batch, B = number of AttnRes blocks. */
 #ifndef K3I_TEXT_H
@@ -8,7 +8,8 @@
 #include "bind.h"
 #include "run.h"
 
-/* ---- memory by plan ---------------------------------------------------------------------------- */
+/* ---- memory by plan ----------------------------------------------------------------------------
+ */
 
 /* Hands out parts of one block. With base NULL it only counts, so that one function both sizes a
  * workspace and lays it out. Parts are K3I_ALIGN-aligned. */
@@ -20,19 +21,20 @@ typedef struct {
 /* n elements of `size` bytes; the limits checked at open keep the products far below SIZE_MAX. */
 void *k3i_bump_take(k3i_bump *b, size_t n, size_t size);
 
-/* ---- state of KDA layers ------------------------------------------------------------------------ */
+/* ---- state of KDA layers ------------------------------------------------------------------------
+ */
 
-/* The state of a sequence is an array [KDA layers, heads] of head states: S [d, d] f32, key-major, then
- * the last taps - 1 raw rows of q, k and v (acts [3, taps - 1, d], oldest first). The records of a
- * slot's speculative rows are an array [KDA layers, heads, max_spec] of row records: k, decay, e
- * [3, d] f32, then the raw rows (acts [3, d]). One head is one contiguous piece in both. */
+/* The state of a sequence is an array [KDA layers, heads] of head states: S [d, d] f32, key-major,
+ * then the last taps - 1 raw rows of q, k and v (acts [3, taps - 1, d], oldest first). The records
+ * of a slot's speculative rows are an array [KDA layers, heads, max_spec] of row records: k, decay,
+ * e [3, d] f32, then the raw rows (acts [3, d]). One head is one contiguous piece in both. */
 typedef struct {
     size_t n_layers, n_heads, d, n_hist; /* n_hist = taps - 1 */
     size_t max_spec;
     size_t S_bytes, hist_bytes, head_bytes;
-    size_t record_bytes;       /* one row of one head */
-    size_t state_bytes;        /* of a sequence */
-    size_t slot_record_bytes;  /* of a slot */
+    size_t record_bytes;      /* one row of one head */
+    size_t state_bytes;       /* of a sequence */
+    size_t slot_record_bytes; /* of a slot */
 } k3i_kda_layout;
 
 /* Pages that hold a snapshot, which is the state's bytes cut at page ends. */
@@ -52,7 +54,8 @@ typedef struct {
     k3i_snap_pages pages;
 } k3i_snap;
 
-/* ---- one step ---------------------------------------------------------------------------------- */
+/* ---- one step ----------------------------------------------------------------------------------
+ */
 
 /* The latents of all MLA layers, target then draft: page [layers][block_tokens, row] acts. */
 typedef struct {
@@ -99,7 +102,8 @@ typedef struct {
     void *trace_user;
 } k3i_step;
 
-/* ---- the model --------------------------------------------------------------------------------- */
+/* ---- the model ---------------------------------------------------------------------------------
+ */
 
 /* Small weights in the form the ops want, made once at open. */
 typedef struct {
@@ -114,14 +118,14 @@ typedef struct k3i_text_ws k3i_text_ws;
 typedef struct {
     const k3i_config *cfg;
     const k3i_text_weights *w;
-    k3i_layer_extra *extra;  /* [L] */
-    const float *output_wq;  /* [H] */
+    k3i_layer_extra *extra; /* [L] */
+    const float *output_wq; /* [H] */
     k3i_kda_layout kda;
     size_t max_rows;
     k3i_text_ws *ws;
-    k3i_arena arena;         /* the arrays above */
-    char *block;             /* the workspace */
-    size_t workspace_bytes;  /* everything allocated here, scratch of the team included */
+    k3i_arena arena;        /* the arrays above */
+    char *block;            /* the workspace */
+    size_t workspace_bytes; /* everything allocated here, scratch of the team included */
 } k3i_text;
 
 /* Prepares a model for steps of at most max_rows rows and gives `run` its
@@ -136,15 +140,16 @@ void k3i_text_forward(k3i_text *m, k3i_run *run, const k3i_step *step);
 /* Elements of one latent row of a target layer: C + Dr. */
 size_t k3i_latent_width(const k3i_config *cfg);
 
-/* ---- commit ------------------------------------------------------------------------------------ */
+/* ---- commit ------------------------------------------------------------------------------------
+ */
 
 typedef struct {
     const k3i_seq *seq;
     size_t n_accepted; /* speculative rows that stay, 0..seq->n_spec */
 } k3i_accept;
 
-/* Replays the accepted rows of every sequence from its records, bit-equal to having computed them as
- * final rows, and takes the snapshots on the way (snap.seq is an index into `a`). */
+/* Replays the accepted rows of every sequence from its records, bit-equal to having computed them
+ * as final rows, and takes the snapshots on the way (snap.seq is an index into `a`). */
 void k3i_kda_commit(k3i_text *m, k3i_run *run, const k3i_accept *a, size_t n, const k3i_snap *snaps,
                     size_t n_snaps);
 
