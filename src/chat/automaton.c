@@ -6,7 +6,7 @@
  * thread have a try.
  *
  * Two properties hold everywhere and are what the mask relies on: every thread can still reach the
- * end, and k3i_thread_cost is the number of symbols that the shortest way there takes, so some
+ * end, and k3i_g_thread_cost is the number of symbols that the shortest way there takes, so some
  * symbol always lowers it. (Two exceptions of at most a few symbols, both on the safe side, are
  * noted below.) */
 #include "automaton_internal.h"
@@ -15,7 +15,7 @@
 
 /* ---- thread lists --------------------------------------------------------------------------- */
 
-void k3i_put(k3i_machine *m, k3i_threads *list, k3i_thread t)
+void k3i_g_put(k3i_machine *m, k3i_threads *list, k3i_thread t)
 {
     if (list->n == list->cap) {
         size_t cap = list->cap == 0 ? 256 : 2 * list->cap;
@@ -57,7 +57,7 @@ static uint32_t push_frame(k3i_machine *m, k3i_thread t)
         m->frame = p;
         m->cap_frame = cap;
     }
-    m->frame[m->n_frame] = (k3i_frame){.thread = t, .cost = k3i_thread_cost(m, &t)};
+    m->frame[m->n_frame] = (k3i_frame){.thread = t, .cost = k3i_g_thread_cost(m, &t)};
     return (uint32_t)++m->n_frame;
 }
 
@@ -73,9 +73,9 @@ static void enter(k3i_machine *m, uint32_t id, uint32_t up, k3i_threads *out)
         const k3i_gnode *c = &m->g->node[child];
         k3i_thread t = {.node = child, .up = up};
         if (c->kind == K3I_G_LITERALS)
-            t.y = k3i_all_keys(c);
+            t.y = k3i_g_all_keys(c);
         if (c->cost < K3I_NEVER)
-            k3i_put(m, out, t);
+            k3i_g_put(m, out, t);
     }
 }
 
@@ -102,30 +102,30 @@ static void go(k3i_machine *m, uint32_t node, uint32_t up, uint32_t pc, k3i_thre
             break;
         }
         default:
-            k3i_put(m, out, (k3i_thread){.node = node, .up = up, .phase = pc});
+            k3i_g_put(m, out, (k3i_thread){.node = node, .up = up, .phase = pc});
         }
     }
 }
 
 /* The construct below frame `up` is complete: the outer thread goes on. */
-void k3i_finish(k3i_machine *m, uint32_t up, k3i_threads *out)
+void k3i_g_finish(k3i_machine *m, uint32_t up, k3i_threads *out)
 {
     k3i_thread t = m->frame[up - 1].thread;
     if (m->g->node[t.node].kind == K3I_G_PROG)
         go(m, t.node, t.up, t.phase, out);
     else
-        k3i_put(m, out, t);
+        k3i_g_put(m, out, t);
 }
 
 /* Keeps `t` and starts `inner`. */
-void k3i_call(k3i_machine *m, k3i_thread t, uint32_t inner, k3i_threads *out)
+void k3i_g_call(k3i_machine *m, k3i_thread t, uint32_t inner, k3i_threads *out)
 {
     uint32_t frame = push_frame(m, t);
     if (frame != 0)
         enter(m, inner, frame, out);
 }
 
-void k3i_start(k3i_machine *m, k3i_threads *out)
+void k3i_g_start(k3i_machine *m, k3i_threads *out)
 {
     size_t from = out->n;
     go(m, m->g->root, 0, 0, out);
@@ -142,7 +142,7 @@ static void step_prog(k3i_machine *m, const k3i_thread *t, uint32_t sym, k3i_thr
     } else if (op->op == K3I_OP_TEXT && sym == (uint8_t)m->g->pool.data[op->a + t->n]) {
         k3i_thread next = *t;
         if (++next.n < op->b)
-            k3i_put(m, out, next);
+            k3i_g_put(m, out, next);
         else
             go(m, t->node, t->up, t->phase + 1, out);
     }
@@ -151,7 +151,7 @@ static void step_prog(k3i_machine *m, const k3i_thread *t, uint32_t sym, k3i_thr
 /* May the thread's construct end where it stands? */
 static bool can_finish(const k3i_machine *m, const k3i_thread *t)
 {
-    const k3i_gnode *node = k3i_node_of(m, t);
+    const k3i_gnode *node = k3i_g_node_of(m, t);
     k3i_decimal d;
     switch (node->kind) {
     case K3I_G_FREE:
@@ -159,17 +159,17 @@ static bool can_finish(const k3i_machine *m, const k3i_thread *t)
     case K3I_G_RAW:
         return t->x == 0 && t->n >= node->u.text.min;
     case K3I_G_LITERALS:
-        return k3i_is_complete(m->g, t->y, t->n);
+        return k3i_g_is_complete(m->g, t->y, t->n);
     case K3I_G_NUMBER:
         if (!node->u.number.is_bounded)
             return t->phase == NUM_ZERO || t->phase == NUM_INT || t->phase == NUM_FRAC ||
                    t->phase == NUM_EXP;
-        d = k3i_decimal_of(t);
-        return k3i_decimal_is_in_range(node, &d);
+        d = k3i_g_decimal_of(t);
+        return k3i_g_decimal_is_in_range(node, &d);
     case K3I_G_PATTERN:
-        return k3i_pattern_can_finish(m, t);
+        return k3i_g_pattern_can_finish(m, t);
     case K3I_G_ARGS:
-        return t->phase == ARG_IDLE && k3i_has_required(m, node, t->x);
+        return t->phase == ARG_IDLE && k3i_g_has_required(m, node, t->x);
     case K3I_G_CALLS:
         return t->phase == CALL_IDLE && t->x != 0;
     default:
@@ -180,43 +180,43 @@ static bool can_finish(const k3i_machine *m, const k3i_thread *t)
 static void consume(k3i_machine *m, const k3i_thread *t, uint32_t sym, k3i_threads *out)
 {
     k3i_thread next = *t;
-    const k3i_gnode *node = k3i_node_of(m, t);
+    const k3i_gnode *node = k3i_g_node_of(m, t);
     if (node->kind == K3I_G_PROG)
         step_prog(m, t, sym, out);
     else if (node->kind == K3I_G_ARGS)
-        k3i_step_args(m, t, sym, out);
+        k3i_g_step_args(m, t, sym, out);
     else if (node->kind == K3I_G_CALLS)
-        k3i_step_calls(m, t, sym, out);
+        k3i_g_step_calls(m, t, sym, out);
     else if (sym >= 256)
         return;
     else if (node->kind == K3I_G_FREE)
-        k3i_put(m, out, next);
-    else if (node->kind == K3I_G_RAW && k3i_text_byte(node, &next, sym))
-        k3i_put(m, out, next);
+        k3i_g_put(m, out, next);
+    else if (node->kind == K3I_G_RAW && k3i_g_text_byte(node, &next, sym))
+        k3i_g_put(m, out, next);
     else if (node->kind == K3I_G_PATTERN)
-        k3i_step_pattern(m, t, sym, out);
+        k3i_g_step_pattern(m, t, sym, out);
     else if (node->kind == K3I_G_STRING)
-        k3i_step_string(m, t, sym, out);
+        k3i_g_step_string(m, t, sym, out);
     else if (node->kind == K3I_G_LITERALS)
-        k3i_step_literals(m, t, sym, out);
+        k3i_g_step_literals(m, t, sym, out);
     else if (node->kind == K3I_G_NUMBER && node->u.number.is_bounded)
-        k3i_step_bounded(m, t, sym, out);
+        k3i_g_step_bounded(m, t, sym, out);
     else if (node->kind == K3I_G_NUMBER)
-        k3i_step_number(m, t, sym, out);
+        k3i_g_step_number(m, t, sym, out);
     else if (node->kind == K3I_G_OBJECT)
-        k3i_step_object(m, t, sym, out);
+        k3i_g_step_object(m, t, sym, out);
     else if (node->kind == K3I_G_ARRAY)
-        k3i_step_array(m, t, sym, out);
+        k3i_g_step_array(m, t, sym, out);
 }
 
-void k3i_step(k3i_machine *m, const k3i_thread *t, uint32_t sym, k3i_threads *out, size_t from)
+void k3i_g_step(k3i_machine *m, const k3i_thread *t, uint32_t sym, k3i_threads *out, size_t from)
 {
     k3i_thread at = *t; /* `t` may lie in `out`, which can move */
     m->eps.n = 0;
     for (;;) {
         consume(m, &at, sym, out);
         if (at.up != 0 && can_finish(m, &at))
-            k3i_finish(m, at.up, &m->eps);
+            k3i_g_finish(m, at.up, &m->eps);
         if (m->eps.n == 0)
             break;
         at = m->eps.t[--m->eps.n];
@@ -225,22 +225,22 @@ void k3i_step(k3i_machine *m, const k3i_thread *t, uint32_t sym, k3i_threads *ou
         make_set(out, from);
 }
 
-bool k3i_thread_is_end(const k3i_machine *m, const k3i_thread *t)
+bool k3i_g_thread_is_end(const k3i_machine *m, const k3i_thread *t)
 {
     return t->node == m->g->root && m->g->op[t->phase].op == K3I_OP_END;
 }
 
-int k3i_thread_text(const k3i_machine *m, const k3i_thread *t, uint32_t *ret_left,
-                    uint32_t *ret_missing)
+int k3i_g_thread_text(const k3i_machine *m, const k3i_thread *t, uint32_t *ret_left,
+                      uint32_t *ret_missing)
 {
-    const k3i_gnode *node = k3i_node_of(m, t);
+    const k3i_gnode *node = k3i_g_node_of(m, t);
     *ret_left = K3I_NO_MAX;
     *ret_missing = 0;
     switch (node->kind) {
     case K3I_G_FREE:
         return K3I_TEXT_FREE;
     case K3I_G_PATTERN:
-        return k3i_pattern_text(m, t);
+        return k3i_g_pattern_text(m, t);
     case K3I_G_RAW:
     case K3I_G_STRING:
         if (t->x != 0 || (node->kind == K3I_G_STRING && t->phase != STR_BODY))

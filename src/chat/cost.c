@@ -42,7 +42,7 @@ static uint32_t free_cost(const k3i_machine *m, const k3i_gnode *node)
 static uint32_t free_type_cost(const k3i_machine *m, uint64_t types, uint32_t n)
 {
     uint32_t best = K3I_NEVER;
-    for (uint32_t i = k3i_lo(types); i < k3i_hi(types); i++) {
+    for (uint32_t i = k3i_g_lo(types); i < k3i_g_hi(types); i++) {
         uint32_t cost = add(m->g->lit[i].n - n + 1, node_cost(m, m->g->lit[i].node));
         best = cost < best ? cost : best;
     }
@@ -63,7 +63,7 @@ static uint32_t required_cost(const k3i_machine *m, const k3i_gnode *node, uint6
             uint32_t cost = member_cost(m, node, &m->g->lit[k]);
             best = cost < best ? cost : best;
         }
-        if (l->is_required && l->prop != but && !k3i_is_seen(m, node, seen, l->prop))
+        if (l->is_required && l->prop != but && !k3i_g_is_seen(m, node, seen, l->prop))
             sum = add(sum, add(best, comma));
     }
     return sum;
@@ -79,7 +79,7 @@ static uint32_t rest_of(const k3i_machine *m, const k3i_gnode *node, const k3i_g
 
 static uint32_t object_cost(const k3i_machine *m, const k3i_thread *t)
 {
-    const k3i_gnode *node = k3i_node_of(m, t);
+    const k3i_gnode *node = k3i_g_node_of(m, t);
     uint32_t required = required_cost(m, node, t->x, K3I_FREE_PROP, 1), best = K3I_NEVER, prop;
     switch (t->phase & 0xFF) {
     case OBJ_OPEN:
@@ -92,8 +92,8 @@ static uint32_t object_cost(const k3i_machine *m, const k3i_thread *t)
     case OBJ_COMMA_SPACE:
         if (required != 0)
             return required;
-        for (uint32_t i = k3i_lo(k3i_all_keys(node)); i < k3i_hi(k3i_all_keys(node)); i++) {
-            uint32_t cost = k3i_is_usable(m, node, t->x, &m->g->lit[i])
+        for (uint32_t i = k3i_g_lo(k3i_g_all_keys(node)); i < k3i_g_hi(k3i_g_all_keys(node)); i++) {
+            uint32_t cost = k3i_g_is_usable(m, node, t->x, &m->g->lit[i])
                                 ? member_cost(m, node, &m->g->lit[i])
                                 : K3I_NEVER;
             best = cost < best ? cost : best;
@@ -101,9 +101,9 @@ static uint32_t object_cost(const k3i_machine *m, const k3i_thread *t)
         prop = free_cost(m, node);
         return add(prop < best ? prop : best, 1);
     case OBJ_KEY:
-        for (uint32_t i = k3i_lo(t->y); i < k3i_hi(t->y); i++) {
+        for (uint32_t i = k3i_g_lo(t->y); i < k3i_g_hi(t->y); i++) {
             const k3i_glit *l = &m->g->lit[i];
-            if (!k3i_is_usable(m, node, t->x, l))
+            if (!k3i_g_is_usable(m, node, t->x, l))
                 continue;
             uint32_t cost =
                 add(rest_of(m, node, l, t->n), required_cost(m, node, t->x, l->prop, 1));
@@ -112,18 +112,18 @@ static uint32_t object_cost(const k3i_machine *m, const k3i_thread *t)
         return add(best, 1);
     case OBJ_FREE_KEY: /* one more character, in case the key so far is a declared one */
         best = add(node_cost(m, node->u.keys.rest),
-                   k3i_utf8_missing(t->phase >> 8) + (k3i_is_empty(t->y) ? 2 : 3));
+                   k3i_g_utf8_missing(t->phase >> 8) + (k3i_g_is_empty(t->y) ? 2 : 3));
         return add(best, add(required, 1));
     default: /* OBJ_COLON, OBJ_SPACE */
         prop = t->y == K3I_FREE_PROP ? K3I_FREE_PROP : m->g->lit[t->y].prop;
-        best = add(node_cost(m, k3i_member_node(m, t)), 1);
+        best = add(node_cost(m, k3i_g_member_node(m, t)), 1);
         return add(best, add(required_cost(m, node, t->x, prop, 1), 1));
     }
 }
 
 static uint32_t array_cost(const k3i_machine *m, const k3i_thread *t)
 {
-    const k3i_gnode *node = k3i_node_of(m, t);
+    const k3i_gnode *node = k3i_g_node_of(m, t);
     uint32_t item = add(node_cost(m, node->u.array.item), 1),
              missing = node->u.array.min > t->n ? node->u.array.min - t->n : 0;
     uint64_t all = item == K3I_NEVER && missing > 0 ? K3I_NEVER : (uint64_t)missing * item;
@@ -144,14 +144,14 @@ static uint32_t array_cost(const k3i_machine *m, const k3i_thread *t)
 
 static uint32_t args_cost(const k3i_machine *m, const k3i_thread *t)
 {
-    const k3i_gnode *node = k3i_node_of(m, t);
+    const k3i_gnode *node = k3i_g_node_of(m, t);
     const uint32_t close = 2 + (uint32_t)sizeof K3I_ARGUMENT_WORD - 1; /* CLOSE argument SEP */
     uint32_t best = K3I_NEVER;
     switch (t->phase & 0xFF) {
     case ARG_HEADER:
-        for (uint32_t i = k3i_lo(t->y); i < k3i_hi(t->y); i++) {
+        for (uint32_t i = k3i_g_lo(t->y); i < k3i_g_hi(t->y); i++) {
             const k3i_glit *l = &m->g->lit[i];
-            if (!k3i_is_usable(m, node, t->x, l))
+            if (!k3i_g_is_usable(m, node, t->x, l))
                 continue;
             uint32_t cost =
                 add(rest_of(m, node, l, t->n + 1), required_cost(m, node, t->x, l->prop, 0));
@@ -159,12 +159,12 @@ static uint32_t args_cost(const k3i_machine *m, const k3i_thread *t)
         }
         return best;
     case ARG_FREE: /* the rest of the opener, a character, the quote */
-        best = add(free_type_cost(m, k3i_free_types(node), 0),
+        best = add(free_type_cost(m, k3i_g_free_types(node), 0),
                    (uint32_t)(sizeof K3I_ARGUMENT_KEY - 1) - t->n + 2);
         break;
     case ARG_FREE_KEY: /* a character more in case the key so far is declared */
-        best = add(free_type_cost(m, k3i_free_types(node), 0),
-                   k3i_utf8_missing(t->phase >> 8) + (k3i_is_empty(t->y) ? 1 : 2));
+        best = add(free_type_cost(m, k3i_g_free_types(node), 0),
+                   k3i_g_utf8_missing(t->phase >> 8) + (k3i_g_is_empty(t->y) ? 1 : 2));
         break;
     case ARG_FREE_TYPE:
         best = free_type_cost(m, t->y, t->n);
@@ -183,14 +183,14 @@ static uint32_t args_cost(const k3i_machine *m, const k3i_thread *t)
 
 static uint32_t calls_cost(const k3i_machine *m, const k3i_thread *t)
 {
-    const k3i_gnode *node = k3i_node_of(m, t);
+    const k3i_gnode *node = k3i_g_node_of(m, t);
     const uint32_t close = 2 + (uint32_t)sizeof K3I_CALL_WORD - 1; /* CLOSE call SEP */
     uint32_t best = K3I_NEVER;
     switch (t->phase) {
     case CALL_IDLE:
         return t->x != 0 ? 0 : node->cost;
     case CALL_HEADER: /* the rest of the header, a digit, the quote, SEP, the arguments */
-        for (uint32_t i = k3i_lo(t->y); i < k3i_hi(t->y); i++) {
+        for (uint32_t i = k3i_g_lo(t->y); i < k3i_g_hi(t->y); i++) {
             uint32_t cost = add(m->g->lit[i].n - t->n + 3, node_cost(m, m->g->lit[i].node));
             best = cost < best ? cost : best;
         }
@@ -209,7 +209,7 @@ static uint32_t calls_cost(const k3i_machine *m, const k3i_thread *t)
 
 static uint32_t number_cost(const k3i_machine *m, const k3i_thread *t)
 {
-    const k3i_gnode *node = k3i_node_of(m, t);
+    const k3i_gnode *node = k3i_g_node_of(m, t);
     if (!node->u.number.is_bounded)
         return t->phase == NUM_ZERO || t->phase == NUM_INT || t->phase == NUM_FRAC ||
                        t->phase == NUM_EXP
@@ -217,41 +217,41 @@ static uint32_t number_cost(const k3i_machine *m, const k3i_thread *t)
                    : 1;
     if (t->n == 0)
         return node->cost;
-    k3i_decimal d = k3i_decimal_of(t);
-    return k3i_decimal_cost(node, &d);
+    k3i_decimal d = k3i_g_decimal_of(t);
+    return k3i_g_decimal_cost(node, &d);
 }
 
 static uint32_t string_cost(const k3i_machine *m, const k3i_thread *t)
 {
     static const uint8_t escape[] = {[STR_BODY] = 0, [STR_ESCAPE] = 1, [STR_U0] = 4, [STR_U1_D] = 3,
                                      [STR_U1] = 3,   [STR_U2] = 2,     [STR_U3] = 1};
-    const k3i_gnode *node = k3i_node_of(m, t);
+    const k3i_gnode *node = k3i_g_node_of(m, t);
     if (t->phase == STR_OPEN)
         return node->cost;
     uint32_t missing = node->u.text.min > t->n ? node->u.text.min - t->n : 0;
-    return add(missing, k3i_utf8_missing(t->x) + escape[t->phase] + 1);
+    return add(missing, k3i_g_utf8_missing(t->x) + escape[t->phase] + 1);
 }
 
-uint32_t k3i_thread_cost(const k3i_machine *m, const k3i_thread *t)
+uint32_t k3i_g_thread_cost(const k3i_machine *m, const k3i_thread *t)
 {
-    const k3i_gnode *node = k3i_node_of(m, t);
+    const k3i_gnode *node = k3i_g_node_of(m, t);
     uint32_t cost = 0;
     switch (node->kind) {
     case K3I_G_PROG:
         cost = m->g->op[t->phase].cost - t->n;
         break;
     case K3I_G_RAW:
-        cost = add(node->u.text.min > t->n ? node->u.text.min - t->n : 0, k3i_utf8_missing(t->x));
+        cost = add(node->u.text.min > t->n ? node->u.text.min - t->n : 0, k3i_g_utf8_missing(t->x));
         break;
     case K3I_G_STRING:
         cost = string_cost(m, t);
         break;
     case K3I_G_PATTERN:
-        cost = k3i_pattern_cost(m, t);
+        cost = k3i_g_pattern_cost(m, t);
         break;
     case K3I_G_LITERALS:
         cost = K3I_NEVER;
-        for (uint32_t i = k3i_lo(t->y); i < k3i_hi(t->y); i++) {
+        for (uint32_t i = k3i_g_lo(t->y); i < k3i_g_hi(t->y); i++) {
             if (m->g->lit[i].n - t->n < cost)
                 cost = m->g->lit[i].n - t->n;
         }

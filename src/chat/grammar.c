@@ -38,7 +38,7 @@ static uint32_t here(const builder *b)
 
 static void op(builder *b, int32_t code, uint32_t a, uint32_t c)
 {
-    k3i_add_op(b->g, code, a, c, &b->st, b->err);
+    k3i_g_add_op(b->g, code, a, c, &b->st, b->err);
 }
 
 static void symbol(builder *b, uint32_t sym)
@@ -75,7 +75,7 @@ static void patch(builder *b, uint32_t at)
 
 static uint32_t node(builder *b, k3i_gnode n)
 {
-    return k3i_add_node(b->g, n, &b->st, b->err);
+    return k3i_g_add_node(b->g, n, &b->st, b->err);
 }
 
 /* ---- tools ---------------------------------------------------------------------------------- */
@@ -147,18 +147,19 @@ static uint32_t calls_node(builder *b)
         text.n = 0;
         b->st = k3i_buf_adds(&text, "call tool=\"", b->err);
         if (b->st == K3_OK)
-            b->st = k3i_attr_escape(yyjson_get_str(name), yyjson_get_len(name), &text, b->err);
+            b->st = k3i_g_attr_escape(yyjson_get_str(name), yyjson_get_len(name), &text, b->err);
         if (b->st == K3_OK)
             b->st = k3i_buf_adds(&text, "\" index=\"", b->err);
         if (b->st == K3_OK)
-            k3i_add_lit(b->g, text.data, text.n, (k3i_glit){.node = list.args[i]}, &b->st, b->err);
+            k3i_g_add_lit(b->g, text.data, text.n, (k3i_glit){.node = list.args[i]}, &b->st,
+                          b->err);
     }
     k3i_buf_done(&text);
     k3i_free(list.args);
     k3i_free(list.function);
     if (b->st != K3_OK)
         return 0;
-    k3i_sort_lits(b->g, first);
+    k3i_g_sort_lits(b->g, first);
     return node(b, (k3i_gnode){.kind = K3I_G_CALLS,
                                .u.calls = {.first = first,
                                            .n = b->g->n_lit - first,
@@ -316,7 +317,7 @@ k3_status k3i_grammar_new(const k3i_chat_req *req, int32_t channel, k3i_grammar 
     if (b.st == K3_OK)
         build(&b, channel);
     if (b.st == K3_OK) {
-        k3i_find_costs(g);
+        k3i_g_find_costs(g);
         if (g->op[0].cost >= K3I_COST_MAX)
             b.st = k3i_fail(err, K3_E_FORMAT, "no finite answer satisfies the schema");
     }

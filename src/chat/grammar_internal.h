@@ -123,8 +123,8 @@ struct k3i_grammar {
 #define K3I_FRAC_DIGITS 15
 
 /* value * 10^n_frac of a decimal text, rounded up or down and clamped to K3I_INT_DIGITS. */
-k3i_i128 k3i_scale_decimal(const char *text, size_t n, uint32_t n_frac, bool round_up,
-                           bool *ret_is_exact);
+k3i_i128 k3i_g_scale_decimal(const char *text, size_t n, uint32_t n_frac, bool round_up,
+                             bool *ret_is_exact);
 
 /* A bounded number begun: its sign, digits as an integer, and how many of them. */
 typedef struct {
@@ -134,31 +134,31 @@ typedef struct {
     uint64_t digits_low, digits_high;
 } k3i_decimal;
 
-void k3i_decimal_push(k3i_decimal *d, unsigned digit);
+void k3i_g_decimal_push(k3i_decimal *d, unsigned digit);
 /* Can digits be added so that the number is in range? Is it in range as it stands? */
-bool k3i_decimal_is_feasible(const k3i_gnode *node, const k3i_decimal *d);
-bool k3i_decimal_is_in_range(const k3i_gnode *node, const k3i_decimal *d);
+bool k3i_g_decimal_is_feasible(const k3i_gnode *node, const k3i_decimal *d);
+bool k3i_g_decimal_is_in_range(const k3i_gnode *node, const k3i_decimal *d);
 /* The fewest characters that end it in range; K3I_NEVER if there are none. */
-uint32_t k3i_decimal_cost(const k3i_gnode *node, const k3i_decimal *d);
+uint32_t k3i_g_decimal_cost(const k3i_gnode *node, const k3i_decimal *d);
 
 /* ---- the compiler (nodes.c, schema.c, grammar.c) -------------------------------------------- */
 
 /* Each returns the new id or 0 with *st set. */
-uint32_t k3i_add_node(k3i_grammar *g, k3i_gnode node, k3_status *st, k3i_err *err);
-void k3i_add_child(k3i_grammar *g, uint32_t child, k3_status *st, k3i_err *err);
-void k3i_add_lit(k3i_grammar *g, const char *text, size_t n, k3i_glit lit, k3_status *st,
-                 k3i_err *err);
+uint32_t k3i_g_add_node(k3i_grammar *g, k3i_gnode node, k3_status *st, k3i_err *err);
+void k3i_g_add_child(k3i_grammar *g, uint32_t child, k3_status *st, k3i_err *err);
+void k3i_g_add_lit(k3i_grammar *g, const char *text, size_t n, k3i_glit lit, k3_status *st,
+                   k3i_err *err);
 /* The new pattern in the grammar, zeroed; NULL with *st set. */
-k3i_gpattern *k3i_add_pattern(k3i_grammar *g, k3_status *st, k3i_err *err);
-void k3i_add_op(k3i_grammar *g, int32_t op, uint32_t a, uint32_t b, k3_status *st, k3i_err *err);
+k3i_gpattern *k3i_g_add_pattern(k3i_grammar *g, k3_status *st, k3i_err *err);
+void k3i_g_add_op(k3i_grammar *g, int32_t op, uint32_t a, uint32_t b, k3_status *st, k3i_err *err);
 /* Sorts literals [first, n_lit) by bytes; of equal ones the first added stays. */
-void k3i_sort_lits(k3i_grammar *g, uint32_t first);
+void k3i_g_sort_lits(k3i_grammar *g, uint32_t first);
 /* The literal of sorted [first, n_lit) with these bytes, or NULL. */
-k3i_glit *k3i_find_lit(k3i_grammar *g, uint32_t first, const char *text, size_t n);
+k3i_glit *k3i_g_find_lit(k3i_grammar *g, uint32_t first, const char *text, size_t n);
 /* Sets the cost of every node, from the inside out until nothing changes. */
-void k3i_find_costs(k3i_grammar *g);
+void k3i_g_find_costs(k3i_grammar *g);
 /* Appends s escaped for an attribute value. */
-k3_status k3i_attr_escape(const char *s, size_t n, k3i_buf *ret, k3i_err *err);
+k3_status k3i_g_attr_escape(const char *s, size_t n, k3i_buf *ret, k3i_err *err);
 
 typedef struct k3i_schema_compiler k3i_schema_compiler;
 
@@ -208,13 +208,13 @@ typedef struct {
 } k3i_machine;
 
 /* Appends to `out`, from place `from` on a set, the threads that `t` becomes by `sym`. */
-void k3i_step(k3i_machine *m, const k3i_thread *t, uint32_t sym, k3i_threads *out, size_t from);
+void k3i_g_step(k3i_machine *m, const k3i_thread *t, uint32_t sym, k3i_threads *out, size_t from);
 /* Appends the threads at the start of the grammar. */
-void k3i_start(k3i_machine *m, k3i_threads *out);
+void k3i_g_start(k3i_machine *m, k3i_threads *out);
 /* Fewest symbols to the end of the answer. */
-uint32_t k3i_thread_cost(const k3i_machine *m, const k3i_thread *t);
+uint32_t k3i_g_thread_cost(const k3i_machine *m, const k3i_thread *t);
 /* The answer is complete. */
-bool k3i_thread_is_end(const k3i_machine *m, const k3i_thread *t);
+bool k3i_g_thread_is_end(const k3i_machine *m, const k3i_thread *t);
 
 enum {
     K3I_TEXT_NONE,
@@ -223,13 +223,13 @@ enum {
     K3I_TEXT_JSON,
     K3I_TEXT_ATTRIBUTE,
     K3I_TEXT_PATTERN,
-    K3I_TEXT_PATTERN_JSON /* k3i_pattern_tokens knows the tokens */
+    K3I_TEXT_PATTERN_JSON /* k3i_g_pattern_tokens knows the tokens */
 };
 /* Is the thread in the middle of text, between characters? Then whole classes of tokens are known
  * to fit: all, well-formed text, text without JSON's specials. *ret_left is how many characters may
  * follow, *ret_missing how many must. */
-int k3i_thread_text(const k3i_machine *m, const k3i_thread *t, uint32_t *ret_left,
-                    uint32_t *ret_missing);
+int k3i_g_thread_text(const k3i_machine *m, const k3i_thread *t, uint32_t *ret_left,
+                      uint32_t *ret_missing);
 
 /* ---- vocabulary (vocab.c) ------------------------------------------------------------------- */
 
@@ -268,7 +268,7 @@ struct k3i_vocab {
 
 /* Allows the tokens that stay inside the pattern of thread t and leave room to finish within `left`
  * more tokens; raises *max_cost to the largest cost met. */
-void k3i_pattern_tokens(const k3i_machine *m, const k3i_thread *t, const k3i_trie *trie,
-                        uint32_t left, uint32_t *mask, uint32_t *max_cost);
+void k3i_g_pattern_tokens(const k3i_machine *m, const k3i_thread *t, const k3i_trie *trie,
+                          uint32_t left, uint32_t *mask, uint32_t *max_cost);
 
 #endif

@@ -20,27 +20,27 @@ static uint32_t first_from(const k3i_grammar *g, uint32_t lo, uint32_t hi, uint3
 }
 
 /* The literals of the range whose byte `pos` is `byte`. */
-uint64_t k3i_narrow(const k3i_grammar *g, uint64_t r, uint32_t pos, uint32_t byte)
+uint64_t k3i_g_narrow(const k3i_grammar *g, uint64_t r, uint32_t pos, uint32_t byte)
 {
-    uint32_t lo = first_from(g, k3i_lo(r), k3i_hi(r), pos, byte);
-    return k3i_range(lo, first_from(g, lo, k3i_hi(r), pos, byte + 1));
+    uint32_t lo = first_from(g, k3i_g_lo(r), k3i_g_hi(r), pos, byte);
+    return k3i_g_range(lo, first_from(g, lo, k3i_g_hi(r), pos, byte + 1));
 }
 
 /* The first literal of the range has exactly n bytes: it is complete. */
-bool k3i_is_complete(const k3i_grammar *g, uint64_t r, uint32_t n)
+bool k3i_g_is_complete(const k3i_grammar *g, uint64_t r, uint32_t n)
 {
-    return !k3i_is_empty(r) && g->lit[k3i_lo(r)].n == n;
+    return !k3i_g_is_empty(r) && g->lit[k3i_g_lo(r)].n == n;
 }
 
 /* Sets of seen properties: bits of a word, or words of the machine when there are more than 64. */
-bool k3i_is_seen(const k3i_machine *m, const k3i_gnode *node, uint64_t set, uint32_t prop)
+bool k3i_g_is_seen(const k3i_machine *m, const k3i_gnode *node, uint64_t set, uint32_t prop)
 {
     if (node->u.keys.n_prop <= 64)
         return set >> prop & 1;
     return set != 0 && (m->word[set + prop / 64] >> prop % 64 & 1);
 }
 
-uint64_t k3i_with_seen(k3i_machine *m, const k3i_gnode *node, uint64_t set, uint32_t prop)
+uint64_t k3i_g_with_seen(k3i_machine *m, const k3i_gnode *node, uint64_t set, uint32_t prop)
 {
     if (prop == K3I_FREE_PROP)
         return set;
@@ -66,41 +66,41 @@ uint64_t k3i_with_seen(k3i_machine *m, const k3i_gnode *node, uint64_t set, uint
     return at;
 }
 
-bool k3i_is_usable(const k3i_machine *m, const k3i_gnode *node, uint64_t set, const k3i_glit *l)
+bool k3i_g_is_usable(const k3i_machine *m, const k3i_gnode *node, uint64_t set, const k3i_glit *l)
 {
-    return m->g->node[l->node].cost < K3I_NEVER && !k3i_is_seen(m, node, set, l->prop);
+    return m->g->node[l->node].cost < K3I_NEVER && !k3i_g_is_seen(m, node, set, l->prop);
 }
 
 /* Can a declared property of the range still come? */
-bool k3i_any_usable(const k3i_machine *m, const k3i_gnode *node, uint64_t set, uint64_t r)
+bool k3i_g_any_usable(const k3i_machine *m, const k3i_gnode *node, uint64_t set, uint64_t r)
 {
-    for (uint32_t i = k3i_lo(r); i < k3i_hi(r); i++) {
-        if (k3i_is_usable(m, node, set, &m->g->lit[i]))
+    for (uint32_t i = k3i_g_lo(r); i < k3i_g_hi(r); i++) {
+        if (k3i_g_is_usable(m, node, set, &m->g->lit[i]))
             return true;
     }
     return false;
 }
 
-bool k3i_has_free(const k3i_machine *m, const k3i_gnode *node)
+bool k3i_g_has_free(const k3i_machine *m, const k3i_gnode *node)
 {
     if (node->kind == K3I_G_OBJECT)
         return node->u.keys.rest != 0 && m->g->node[node->u.keys.rest].cost < K3I_NEVER;
-    for (uint32_t i = k3i_lo(k3i_free_types(node)); i < k3i_hi(k3i_free_types(node)); i++) {
+    for (uint32_t i = k3i_g_lo(k3i_g_free_types(node)); i < k3i_g_hi(k3i_g_free_types(node)); i++) {
         if (m->g->node[m->g->lit[i].node].cost < K3I_NEVER)
             return true;
     }
     return false;
 }
 
-bool k3i_can_continue(const k3i_machine *m, const k3i_gnode *node, uint64_t set)
+bool k3i_g_can_continue(const k3i_machine *m, const k3i_gnode *node, uint64_t set)
 {
-    return k3i_has_free(m, node) || k3i_any_usable(m, node, set, k3i_all_keys(node));
+    return k3i_g_has_free(m, node) || k3i_g_any_usable(m, node, set, k3i_g_all_keys(node));
 }
 
-bool k3i_has_required(const k3i_machine *m, const k3i_gnode *node, uint64_t set)
+bool k3i_g_has_required(const k3i_machine *m, const k3i_gnode *node, uint64_t set)
 {
     for (uint32_t i = node->u.keys.first; i < node->u.keys.first + node->u.keys.n; i++) {
-        if (m->g->lit[i].is_required && !k3i_is_seen(m, node, set, m->g->lit[i].prop))
+        if (m->g->lit[i].is_required && !k3i_g_is_seen(m, node, set, m->g->lit[i].prop))
             return false;
     }
     return true;
@@ -111,7 +111,7 @@ bool k3i_has_required(const k3i_machine *m, const k3i_gnode *node, uint64_t set)
 /* States inside a character: 0 between characters; 1..3 that many plain continuation bytes are
  * missing; the others also bound the next byte, to exclude overlong forms, surrogates and what is
  * beyond U+10FFFF. */
-uint32_t k3i_utf8_next(uint32_t state, uint32_t b)
+uint32_t k3i_g_utf8_next(uint32_t state, uint32_t b)
 {
     switch (state) {
     case 0:
@@ -137,7 +137,7 @@ uint32_t k3i_utf8_next(uint32_t state, uint32_t b)
     }
 }
 
-uint32_t k3i_utf8_missing(uint64_t state)
+uint32_t k3i_g_utf8_missing(uint64_t state)
 {
     static const uint8_t missing[] = {0, 1, 2, 3, 2, 2, 3, 3};
     return missing[state];
@@ -152,14 +152,14 @@ static uint32_t count_char(const k3i_gnode *node, uint32_t n)
 }
 
 /* One byte of text with a bounded number of characters; false if it does not fit. */
-bool k3i_text_byte(const k3i_gnode *node, k3i_thread *t, uint32_t b)
+bool k3i_g_text_byte(const k3i_gnode *node, k3i_thread *t, uint32_t b)
 {
     if (t->x == 0) {
         if (t->n >= node->u.text.max)
             return false;
         t->n = count_char(node, t->n);
     }
-    t->x = k3i_utf8_next((uint32_t)t->x, b);
+    t->x = k3i_g_utf8_next((uint32_t)t->x, b);
     return t->x != K3I_UTF8_BAD;
 }
 
@@ -167,22 +167,22 @@ bool k3i_text_byte(const k3i_gnode *node, k3i_thread *t, uint32_t b)
  * the bytes that may not appear. At a closing quote returns true if the key is none of the declared
  * ones. Keys carry no escapes, so equal keys have equal bytes. The UTF-8 state lies in the phase,
  * above its low byte. */
-bool k3i_free_key_byte(k3i_machine *m, const k3i_thread *t, uint32_t b, bool no_ampersand,
-                       k3i_threads *out)
+bool k3i_g_free_key_byte(k3i_machine *m, const k3i_thread *t, uint32_t b, bool no_ampersand,
+                         k3i_threads *out)
 {
     uint32_t state = t->phase >> 8;
     if (b == '"' && state == 0)
-        return k3i_is_empty(k3i_narrow(m->g, t->y, t->n, b));
-    state = k3i_utf8_next(state, b);
+        return k3i_g_is_empty(k3i_g_narrow(m->g, t->y, t->n, b));
+    state = k3i_g_utf8_next(state, b);
     if (b < 0x20 || b == '"' || b == '\\' || (b == '&' && no_ampersand) || state == K3I_UTF8_BAD)
         return false;
     k3i_thread next = *t;
-    next.y = k3i_is_empty(t->y) ? 0 : k3i_narrow(m->g, t->y, t->n, b);
-    if (k3i_is_empty(next.y))
+    next.y = k3i_g_is_empty(t->y) ? 0 : k3i_g_narrow(m->g, t->y, t->n, b);
+    if (k3i_g_is_empty(next.y))
         next.y = next.n = 0;
     else
         next.n++;
     next.phase = (t->phase & 0xFF) | state << 8;
-    k3i_put(m, out, next);
+    k3i_g_put(m, out, next);
     return false;
 }

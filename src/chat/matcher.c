@@ -48,7 +48,7 @@ static bool step_set(k3i_matcher *m, size_t from, uint32_t sym)
     size_t end = m->walk.n;
     for (size_t i = from; i < end; i++) {
         k3i_thread t = m->walk.t[i];
-        k3i_step(&m->m, &t, sym, &m->walk, end);
+        k3i_g_step(&m->m, &t, sym, &m->walk, end);
     }
     size_t n = m->walk.n - end;
     memmove(m->walk.t + from, m->walk.t + end, n * sizeof *m->walk.t);
@@ -185,7 +185,7 @@ static uint32_t set_cost(const k3i_matcher *m, const k3i_thread *t, size_t n)
 {
     uint32_t best = K3I_NEVER;
     for (size_t i = 0; i < n; i++) {
-        uint32_t cost = k3i_thread_cost(&m->m, &t[i]);
+        uint32_t cost = k3i_g_thread_cost(&m->m, &t[i]);
         best = cost < best ? cost : best;
     }
     return best;
@@ -199,7 +199,7 @@ size_t k3i_matcher_min_tokens(k3i_matcher *m)
 bool k3i_matcher_is_done(const k3i_matcher *m)
 {
     const place *p = current(m);
-    return p->n > 0 && k3i_thread_is_end(&m->m, &p->t[0]);
+    return p->n > 0 && k3i_g_thread_is_end(&m->m, &p->t[0]);
 }
 
 /* ---- masks ---------------------------------------------------------------------------------- */
@@ -239,7 +239,7 @@ static void walk_trie(k3i_matcher *m, const k3i_trie *trie, uint32_t left, uint3
         m->m.n_word = n_word[d];
         for (size_t k = begin[d]; k < end; k++) {
             k3i_thread t = m->walk.t[k];
-            k3i_step(&m->m, &t, trie->byte[i], &m->walk, end);
+            k3i_g_step(&m->m, &t, trie->byte[i], &m->walk, end);
         }
         if (m->walk.n == end) {
             i = trie->after[i];
@@ -311,8 +311,8 @@ static uint32_t make_mask(k3i_matcher *m, uint32_t left, uint32_t *mask)
     uint32_t max_cost = 0;
     memset(mask, 0, m->vocab->n_word * sizeof *mask);
     for (uint32_t i = 0; i < p->n; i++) {
-        uint32_t chars, missing, cost = k3i_thread_cost(&m->m, &p->t[i]);
-        int kind = k3i_thread_text(&m->m, &p->t[i], &chars, &missing);
+        uint32_t chars, missing, cost = k3i_g_thread_cost(&m->m, &p->t[i]);
+        int kind = k3i_g_thread_text(&m->m, &p->t[i], &chars, &missing);
         if (kind == K3I_TEXT_NONE) {
             full[n_full++] = p->t[i];
             continue;
@@ -320,7 +320,7 @@ static uint32_t make_mask(k3i_matcher *m, uint32_t left, uint32_t *mask)
         if (kind == K3I_TEXT_JSON || kind == K3I_TEXT_ATTRIBUTE || kind == K3I_TEXT_PATTERN_JSON)
             quoted[n_quoted++] = p->t[i];
         if (kind == K3I_TEXT_PATTERN || kind == K3I_TEXT_PATTERN_JSON) {
-            k3i_pattern_tokens(&m->m, &p->t[i], &m->vocab->all, left, mask, &max_cost);
+            k3i_g_pattern_tokens(&m->m, &p->t[i], &m->vocab->all, left, mask, &max_cost);
             continue;
         }
         /* Text does not raise the cost, except by an unfinished character (at most three bytes),
@@ -401,7 +401,7 @@ k3_status k3i_matcher_new(const k3i_vocab *vocab, const k3i_grammar *grammar, k3
     bool ok = m->ring != NULL && m->memo != NULL && load_walk(m, NULL, 0);
     bool fits = true;
     if (ok)
-        k3i_start(&m->m, &m->walk);
+        k3i_g_start(&m->m, &m->walk);
     for (size_t i = 0; ok && fits && i < grammar->prefix_bytes; i++)
         fits = step_set(m, 0, (uint8_t)grammar->prefix[i]);
     if (!ok || m->m.is_out_of_memory || !fits) {

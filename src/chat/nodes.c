@@ -5,6 +5,7 @@
 #include <string.h>
 
 #define MAX_ENTRIES (1u << 20) /* of each list: a request of the largest size stays below */
+#define MAX_PATTERNS 256       /* bounds the time of compiling them */
 
 /* Room for one more entry; NULL with *st set if there is none. */
 static void *room(void *list, uint32_t n, uint32_t *cap, size_t size, k3_status *st, k3i_err *err)
@@ -26,7 +27,7 @@ static void *room(void *list, uint32_t n, uint32_t *cap, size_t size, k3_status 
     return p;
 }
 
-uint32_t k3i_add_node(k3i_grammar *g, k3i_gnode node, k3_status *st, k3i_err *err)
+uint32_t k3i_g_add_node(k3i_grammar *g, k3i_gnode node, k3_status *st, k3i_err *err)
 {
     k3i_gnode *p = room(g->node, g->n_node, &g->cap_node, sizeof *p, st, err);
     if (p == NULL)
@@ -38,7 +39,7 @@ uint32_t k3i_add_node(k3i_grammar *g, k3i_gnode node, k3_status *st, k3i_err *er
     return g->n_node++;
 }
 
-void k3i_add_child(k3i_grammar *g, uint32_t child, k3_status *st, k3i_err *err)
+void k3i_g_add_child(k3i_grammar *g, uint32_t child, k3_status *st, k3i_err *err)
 {
     uint32_t *p = room(g->child, g->n_child, &g->cap_child, sizeof *p, st, err);
     if (p == NULL)
@@ -47,8 +48,8 @@ void k3i_add_child(k3i_grammar *g, uint32_t child, k3_status *st, k3i_err *err)
     p[g->n_child++] = child;
 }
 
-void k3i_add_lit(k3i_grammar *g, const char *text, size_t n, k3i_glit lit, k3_status *st,
-                 k3i_err *err)
+void k3i_g_add_lit(k3i_grammar *g, const char *text, size_t n, k3i_glit lit, k3_status *st,
+                   k3i_err *err)
 {
     k3i_glit *p = room(g->lit, g->n_lit, &g->cap_lit, sizeof *p, st, err);
     if (p == NULL)
@@ -61,8 +62,10 @@ void k3i_add_lit(k3i_grammar *g, const char *text, size_t n, k3i_glit lit, k3_st
         p[g->n_lit++] = lit;
 }
 
-k3i_gpattern *k3i_add_pattern(k3i_grammar *g, k3_status *st, k3i_err *err)
+k3i_gpattern *k3i_g_add_pattern(k3i_grammar *g, k3_status *st, k3i_err *err)
 {
+    if (*st == K3_OK && g->n_pattern == MAX_PATTERNS)
+        *st = k3i_fail(err, K3_E_LIMIT, "a request has more than %d patterns", MAX_PATTERNS);
     k3i_gpattern *p = room(g->pattern, g->n_pattern, &g->cap_pattern, sizeof *p, st, err);
     if (p == NULL)
         return NULL;
@@ -71,7 +74,7 @@ k3i_gpattern *k3i_add_pattern(k3i_grammar *g, k3_status *st, k3i_err *err)
     return &p[g->n_pattern++];
 }
 
-void k3i_add_op(k3i_grammar *g, int32_t op, uint32_t a, uint32_t b, k3_status *st, k3i_err *err)
+void k3i_g_add_op(k3i_grammar *g, int32_t op, uint32_t a, uint32_t b, k3_status *st, k3i_err *err)
 {
     k3i_gop *p = room(g->op, g->n_op, &g->cap_op, sizeof *p, st, err);
     if (p == NULL)
@@ -93,7 +96,7 @@ static int compare_lits(const void *a, const void *b, void *pool)
     return order != 0 ? order : (x->at > y->at) - (x->at < y->at);
 }
 
-void k3i_sort_lits(k3i_grammar *g, uint32_t first)
+void k3i_g_sort_lits(k3i_grammar *g, uint32_t first)
 {
     uint32_t kept = first;
     if (g->n_lit == first)
@@ -106,7 +109,7 @@ void k3i_sort_lits(k3i_grammar *g, uint32_t first)
     g->n_lit = kept;
 }
 
-k3i_glit *k3i_find_lit(k3i_grammar *g, uint32_t first, const char *text, size_t n)
+k3i_glit *k3i_g_find_lit(k3i_grammar *g, uint32_t first, const char *text, size_t n)
 {
     uint32_t lo = first, hi = g->n_lit;
     while (lo < hi) {
@@ -123,7 +126,7 @@ k3i_glit *k3i_find_lit(k3i_grammar *g, uint32_t first, const char *text, size_t 
     return NULL;
 }
 
-k3_status k3i_attr_escape(const char *s, size_t n, k3i_buf *ret, k3i_err *err)
+k3_status k3i_g_attr_escape(const char *s, size_t n, k3i_buf *ret, k3i_err *err)
 {
     k3_status st = K3_OK;
     for (size_t i = 0; i < n && st == K3_OK; i++) {
@@ -161,7 +164,7 @@ static uint32_t start_cost(const k3i_machine *m, uint32_t id)
     case K3I_G_OBJECT: /* '{' and the first-member phase */
     case K3I_G_ARRAY:
         t.phase = node->kind == K3I_G_OBJECT ? 1 : 2;
-        cost = k3i_thread_cost(m, &t);
+        cost = k3i_g_thread_cost(m, &t);
         if (cost == K3I_NEVER)
             return cost;
         /* ARR_AFTER counts a comma before each item: one too many, which is the bracket. */
@@ -169,24 +172,26 @@ static uint32_t start_cost(const k3i_machine *m, uint32_t id)
     case K3I_G_CALLS: /* OPEN and the header phase */
         t.phase = 1;
         t.y = all;
-        cost = k3i_thread_cost(m, &t);
+        cost = k3i_g_thread_cost(m, &t);
         return cost == K3I_NEVER ? cost : cost + 1;
     case K3I_G_NUMBER:
         if (node->u.number.is_bounded) {
             k3i_decimal plus = {0}, minus = {.is_negative = true};
-            uint32_t with_sign =
-                k3i_decimal_is_feasible(node, &minus) ? k3i_decimal_cost(node, &minus) : K3I_NEVER;
-            cost = k3i_decimal_is_feasible(node, &plus) ? k3i_decimal_cost(node, &plus) : K3I_NEVER;
+            uint32_t with_sign = k3i_g_decimal_is_feasible(node, &minus)
+                                     ? k3i_g_decimal_cost(node, &minus)
+                                     : K3I_NEVER;
+            cost = k3i_g_decimal_is_feasible(node, &plus) ? k3i_g_decimal_cost(node, &plus)
+                                                          : K3I_NEVER;
             return with_sign < cost && with_sign + 1 < cost ? with_sign + 1 : cost;
         }
         return 1;
     case K3I_G_LITERALS:
         t.y = all;
-        return k3i_thread_cost(m, &t);
+        return k3i_g_thread_cost(m, &t);
     case K3I_G_RAW:
     case K3I_G_ARGS:
     case K3I_G_PATTERN:
-        return k3i_thread_cost(m, &t);
+        return k3i_g_thread_cost(m, &t);
     default:
         return 0;
     }
@@ -218,7 +223,7 @@ static uint32_t op_cost(const k3i_grammar *g, uint32_t pc)
     }
 }
 
-void k3i_find_costs(k3i_grammar *g)
+void k3i_g_find_costs(k3i_grammar *g)
 {
     k3i_machine m = {.g = g};
     bool changed = true;

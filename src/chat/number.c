@@ -14,8 +14,8 @@ static k3i_i128 power10(uint32_t n)
     return p;
 }
 
-k3i_i128 k3i_scale_decimal(const char *text, size_t n, uint32_t n_frac, bool round_up,
-                           bool *ret_is_exact)
+k3i_i128 k3i_g_scale_decimal(const char *text, size_t n, uint32_t n_frac, bool round_up,
+                             bool *ret_is_exact)
 {
     const k3i_i128 limit = power10(K3I_INT_DIGITS + n_frac);
     k3i_i128 value = 0;
@@ -74,7 +74,7 @@ static k3i_i128 digits_of(const k3i_decimal *d)
     return (k3i_i128)d->digits_high << 64 | (k3i_i128)d->digits_low;
 }
 
-void k3i_decimal_push(k3i_decimal *d, unsigned digit)
+void k3i_g_decimal_push(k3i_decimal *d, unsigned digit)
 {
     k3i_i128 v = digits_of(d) * 10 + digit;
     d->digits_low = (uint64_t)v;
@@ -93,7 +93,7 @@ static uint32_t more_int(const k3i_decimal *d)
     return d->has_point || d->is_zero_led ? 0 : K3I_INT_DIGITS - d->n_int;
 }
 
-bool k3i_decimal_is_feasible(const k3i_gnode *node, const k3i_decimal *d)
+bool k3i_g_decimal_is_feasible(const k3i_gnode *node, const k3i_decimal *d)
 {
     interval in = allowed(node, d->is_negative);
     if (d->n_int > K3I_INT_DIGITS || d->n_frac > node->u.number.n_frac)
@@ -109,7 +109,7 @@ bool k3i_decimal_is_feasible(const k3i_gnode *node, const k3i_decimal *d)
     return false;
 }
 
-bool k3i_decimal_is_in_range(const k3i_gnode *node, const k3i_decimal *d)
+bool k3i_g_decimal_is_in_range(const k3i_gnode *node, const k3i_decimal *d)
 {
     interval in = allowed(node, d->is_negative);
     if (d->n_int == 0 || (d->has_point && d->n_frac == 0))
@@ -126,9 +126,9 @@ static bool has_multiple(interval in, k3i_i128 low, k3i_i128 high, k3i_i128 step
     return low <= high && (low + step - 1) / step * step <= high;
 }
 
-uint32_t k3i_decimal_cost(const k3i_gnode *node, const k3i_decimal *d)
+uint32_t k3i_g_decimal_cost(const k3i_gnode *node, const k3i_decimal *d)
 {
-    if (k3i_decimal_is_in_range(node, d))
+    if (k3i_g_decimal_is_in_range(node, d))
         return 0;
     const uint32_t n_frac = node->u.number.n_frac;
     interval in = allowed(node, d->is_negative);
@@ -137,10 +137,10 @@ uint32_t k3i_decimal_cost(const k3i_gnode *node, const k3i_decimal *d)
         0) { /* nothing yet, or a sign: every first digit, and a sign if there is none */
         for (unsigned digit = 0; digit < 10; digit++) {
             k3i_decimal first = *d;
-            k3i_decimal_push(&first, digit);
-            if (k3i_decimal_is_feasible(node, &first)) {
+            k3i_g_decimal_push(&first, digit);
+            if (k3i_g_decimal_is_feasible(node, &first)) {
                 uint32_t cost =
-                    1 + k3i_decimal_cost(node, &first); /* one level: the next has digits */
+                    1 + k3i_g_decimal_cost(node, &first); /* one level: the next has digits */
                 best = cost < best ? cost : best;
             }
         }

@@ -8,7 +8,8 @@
 
 #include <string.h>
 
-#define MAX_TABLE (1u << 20) /* pairs of state and count */
+/* Pairs of state and count, times classes of characters: bounds the time of filling the table. */
+#define MAX_TABLE (4u << 20)
 
 static const char escape_letter[] = "\"\\/bfnrt", escape_char[] = "\"\\/\b\f\n\r\t";
 
@@ -67,9 +68,9 @@ k3_status k3i_gpattern_init(k3i_gpattern *p, const char *pattern, size_t n, k3i_
     if (st != K3_OK)
         return st;
     p->n_level = (p->max == K3I_NO_MAX ? p->min : p->max) + 1;
-    size_t n_pair;
+    size_t n_pair, work;
     if (p->n_level == 0 || !k3i_mul_size(p->n_level, p->re.n_state, &n_pair) ||
-        n_pair > MAX_TABLE) {
+        !k3i_mul_size(n_pair, p->re.n_class, &work) || work > MAX_TABLE) {
         k3i_regex_done(&p->re);
         return k3i_fail(err, K3_E_FORMAT, "a pattern beside lengths of up to %u is not supported",
                         p->max == K3I_NO_MAX ? p->min : p->max);
@@ -100,7 +101,7 @@ void k3i_gpattern_done(k3i_gpattern *p)
 
 static const k3i_gpattern *pattern_of(const k3i_machine *m, const k3i_thread *t)
 {
-    return &m->g->pattern[k3i_node_of(m, t)->u.pattern];
+    return &m->g->pattern[k3i_g_node_of(m, t)->u.pattern];
 }
 
 /* The fewest bytes after a character between lo and hi. */
@@ -132,7 +133,7 @@ static bool take(const k3i_gpattern *p, k3i_thread *t, uint32_t c)
 /* The characters that an unfinished one can become. */
 static void partial_range(uint64_t x, uint32_t *lo, uint32_t *hi)
 {
-    uint32_t state = x & 0xFF, shift = 6 * k3i_utf8_missing(state);
+    uint32_t state = x & 0xFF, shift = 6 * k3i_g_utf8_missing(state);
     *lo = (uint32_t)(x >> 8) << shift;
     *hi = *lo | ((1u << shift) - 1);
     if (state == K3I_UTF8_E0)
@@ -149,7 +150,7 @@ static bool take_byte(const k3i_gpattern *p, k3i_thread *t, uint32_t b)
 {
     if (b < 0x80)
         return t->x == 0 && take(p, t, b);
-    uint32_t state = k3i_utf8_next(t->x & 0xFF, b), lo, hi;
+    uint32_t state = k3i_g_utf8_next(t->x & 0xFF, b), lo, hi;
     if (state == K3I_UTF8_BAD)
         return false;
     uint32_t lead = b < 0xE0 ? b & 0x1F : b < 0xF0 ? b & 0x0F : b & 0x07;
@@ -195,23 +196,23 @@ static bool stays_inside(const k3i_gpattern *p, k3i_thread *t, uint32_t b)
     return b >= 0x20 && b != '"' && take_byte(p, t, b);
 }
 
-void k3i_step_pattern(k3i_machine *m, const k3i_thread *t, uint32_t b, k3i_threads *out)
+void k3i_g_step_pattern(k3i_machine *m, const k3i_thread *t, uint32_t b, k3i_threads *out)
 {
     const k3i_gpattern *p = pattern_of(m, t);
     k3i_thread next = *t;
     if (!p->is_raw && t->phase == STR_OPEN) {
         next.phase = STR_BODY;
         if (b == '"')
-            k3i_put(m, out, next);
+            k3i_g_put(m, out, next);
     } else if (!p->is_raw && t->phase == STR_BODY && b == '"' && t->x == 0) {
         if (is_end(p, t))
-            k3i_finish(m, t->up, out);
+            k3i_g_finish(m, t->up, out);
     } else if (stays_inside(p, &next, b)) {
-        k3i_put(m, out, next);
+        k3i_g_put(m, out, next);
     }
 }
 
-int k3i_pattern_text(const k3i_machine *m, const k3i_thread *t)
+int k3i_g_pattern_text(const k3i_machine *m, const k3i_thread *t)
 {
     const k3i_gpattern *p = pattern_of(m, t);
     return p->is_raw              ? K3I_TEXT_PATTERN
@@ -219,7 +220,7 @@ int k3i_pattern_text(const k3i_machine *m, const k3i_thread *t)
                                   : K3I_TEXT_NONE;
 }
 
-bool k3i_pattern_can_finish(const k3i_machine *m, const k3i_thread *t)
+bool k3i_g_pattern_can_finish(const k3i_machine *m, const k3i_thread *t)
 {
     const k3i_gpattern *p = pattern_of(m, t);
     return p->is_raw && is_end(p, t);
@@ -233,19 +234,19 @@ static uint32_t cost_from(const k3i_gpattern *p, const k3i_thread *t)
     if (t->x == 0)
         return add(cost_at(p, (uint32_t)t->y, t->n), quotes);
     partial_range(t->x, &lo, &hi);
-    return add(cost_after(p, t, lo, hi), k3i_utf8_missing(t->x & 0xFF) + quotes);
+    return add(cost_after(p, t, lo, hi), k3i_g_utf8_missing(t->x & 0xFF) + quotes);
 }
 
-uint32_t k3i_pattern_cost(const k3i_machine *m, const k3i_thread *t)
+uint32_t k3i_g_pattern_cost(const k3i_machine *m, const k3i_thread *t)
 {
     return cost_from(pattern_of(m, t), t);
 }
 
-void k3i_pattern_tokens(const k3i_machine *m, const k3i_thread *t, const k3i_trie *trie,
-                        uint32_t left, uint32_t *mask, uint32_t *max_cost)
+void k3i_g_pattern_tokens(const k3i_machine *m, const k3i_thread *t, const k3i_trie *trie,
+                          uint32_t left, uint32_t *mask, uint32_t *max_cost)
 {
     const k3i_gpattern *p = pattern_of(m, t);
-    uint32_t above = k3i_thread_cost(m, t) - k3i_pattern_cost(m, t);
+    uint32_t above = k3i_g_thread_cost(m, t) - k3i_g_pattern_cost(m, t);
     k3i_thread at[K3I_TOK_MAX_BYTES + 1];
     at[0] = *t;
     for (uint32_t i = 0; i < trie->n;) {

@@ -18,7 +18,7 @@ enum {
 };
 
 /* Steps of making the automaton: bounds the time that a hostile pattern can take. */
-#define MAX_WORK (20u << 20)
+#define MAX_WORK (4u << 20)
 
 #define LAST_CHAR 0x10FFFFu
 
@@ -687,6 +687,17 @@ static k3_status compile(parser *p, k3i_regex *re)
         make_classes(p, re);
         if (p->st == K3_OK)
             build_dfa(p, &s, whole.start);
+    }
+    if (p->st ==
+        K3_OK) { /* the working size is two megabytes, most automata need a few kilobytes */
+        uint32_t *next = k3i_alloc_array((size_t)re->n_state * re->n_class, sizeof *next);
+        if (next != NULL) {
+            memcpy(next, re->next, (size_t)re->n_state * re->n_class * sizeof *next);
+            k3i_free(re->next);
+            re->next = next;
+        } else {
+            p->st = k3i_fail(p->err, K3_E_NOMEM, "out of memory (pattern)");
+        }
     }
     k3i_free(a.state);
     k3i_free(stack);

@@ -28,6 +28,16 @@ void k3i_schema_fail(k3i_schema_compiler *c, const k3i_schema_context *ctx, cons
         c->st = k3i_fail(c->err, K3_E_FORMAT, "%s: %s '%.100s'", ctx->where, what, name);
 }
 
+void k3i_schema_check_size(k3i_schema_compiler *c, yyjson_val *schema, const char *key, size_t max,
+                           const k3i_schema_context *ctx)
+{
+    yyjson_val *list = get(schema, key);
+    size_t n = yyjson_is_obj(list) ? yyjson_obj_size(list) : yyjson_arr_size(list);
+    if (n > max && c->st == K3_OK)
+        c->st = k3i_fail(c->err, K3_E_LIMIT, "%s: %zu entries in '%s', at most %zu", ctx->where, n,
+                         key, max);
+}
+
 static void *grow(k3i_schema_compiler *c, void *list, size_t n, size_t *cap, size_t size)
 {
     if (c->st != K3_OK || n < *cap)
@@ -73,7 +83,8 @@ static void grow_slots(k3i_schema_compiler *c)
 }
 
 /* The node of a schema's JSON value; filled in later. */
-uint32_t k3i_value_node(k3i_schema_compiler *c, yyjson_val *schema, const k3i_schema_context *ctx)
+uint32_t k3i_schema_value_node(k3i_schema_compiler *c, yyjson_val *schema,
+                               const k3i_schema_context *ctx)
 {
     if (schema == NULL || c->st != K3_OK)
         return c->any[ctx->is_loose];
@@ -199,8 +210,8 @@ static yyjson_val *resolve(k3i_schema_compiler *c, const char *ref, const k3i_sc
 }
 
 /* A non-negative integer keyword into *ret, which keeps its value when the keyword is absent. */
-void k3i_read_limit(k3i_schema_compiler *c, yyjson_val *schema, const char *key, uint32_t *ret,
-                    const k3i_schema_context *ctx)
+void k3i_schema_read_limit(k3i_schema_compiler *c, yyjson_val *schema, const char *key,
+                           uint32_t *ret, const k3i_schema_context *ctx)
 {
     yyjson_val *val = get(schema, key);
     if (val == NULL)
@@ -335,6 +346,15 @@ static void take_apart_one(k3i_schema_compiler *c, yyjson_val *schema,
         return;
     }
     check_keywords(c, schema, ctx);
+    k3i_schema_check_size(c, schema, "properties", K3I_MAX_MEMBERS, ctx);
+    k3i_schema_check_size(c, schema, "required", K3I_MAX_MEMBERS, ctx);
+    k3i_schema_check_size(c, schema, "enum", K3I_MAX_VALUES, ctx);
+    k3i_schema_check_size(c, schema, "anyOf", K3I_MAX_ALTERNATIVES, ctx);
+    k3i_schema_check_size(c, schema, "oneOf", K3I_MAX_ALTERNATIVES, ctx);
+    if (c->n_seen > K3I_MAX_ALTERNATIVES)
+        k3i_schema_fail(c, ctx, "too many alternatives in", "anyOf");
+    if (c->st != K3_OK)
+        return;
     yyjson_val *ref = get(schema, "$ref"), *type = get(schema, "type");
     if (ref != NULL) {
         yyjson_val *target = yyjson_is_str(ref) ? resolve(c, yyjson_get_str(ref), ctx) : NULL;
@@ -370,7 +390,8 @@ static void take_apart_one(k3i_schema_compiler *c, yyjson_val *schema,
 }
 
 /* Fills c->leaf with the alternatives of the schema. */
-void k3i_take_apart(k3i_schema_compiler *c, yyjson_val *schema, const k3i_schema_context *ctx)
+void k3i_schema_take_apart(k3i_schema_compiler *c, yyjson_val *schema,
+                           const k3i_schema_context *ctx)
 {
     c->n_leaf = c->n_todo = c->n_seen = 0;
     if (schema == NULL)
@@ -393,7 +414,7 @@ static void make_any(k3i_schema_compiler *c)
     for (int is_loose = 0; is_loose < 2 && c->st == K3_OK; is_loose++) {
         k3i_schema_context ctx = {.where = "any value", .is_loose = is_loose == 1};
         c->any[is_loose] = k3i_schema_node(c, (k3i_gnode){.kind = K3I_G_ALT});
-        k3i_fill_choice(c, c->any[is_loose], NULL, &ctx);
+        k3i_schema_fill_choice(c, c->any[is_loose], NULL, &ctx);
     }
 }
 

@@ -17,8 +17,8 @@ static uint32_t body_node(k3i_schema_compiler *c, k3i_leaf l, const char *tag,
     if (l.kind == L_ENUM ||
         strcmp(l.kind == L_INTEGER ? "number" : k3i_leaf_type[l.kind], tag) != 0)
         return 0;
-    return l.kind == L_STRING ? k3i_text_node(c, l.schema, K3I_G_RAW, ctx)
-                              : k3i_leaf_node(c, l, ctx);
+    return l.kind == L_STRING ? k3i_schema_text_node(c, l.schema, K3I_G_RAW, ctx)
+                              : k3i_schema_leaf_node(c, l, ctx);
 }
 
 static const char *const tags[K3I_N_TYPES] = {"array",  "boolean", "null",
@@ -42,7 +42,7 @@ static void add_headers(k3i_schema_compiler *c, const argument_spec *a,
         c->text.n = 0;
         c->st = k3i_buf_adds(&c->text, "argument key=\"", c->err);
         if (c->st == K3_OK)
-            c->st = k3i_attr_escape(a->name, a->n, &c->text, c->err);
+            c->st = k3i_g_attr_escape(a->name, a->n, &c->text, c->err);
         if (c->st == K3_OK)
             c->st = k3i_buf_adds(&c->text, "\" type=\"", c->err);
         if (c->st == K3_OK)
@@ -58,7 +58,7 @@ static void add_headers(k3i_schema_compiler *c, const argument_spec *a,
 static void make_bodies(k3i_schema_compiler *c, yyjson_val *schema, const k3i_schema_context *ctx,
                         uint32_t body[K3I_N_TYPES])
 {
-    k3i_take_apart(c, schema, ctx);
+    k3i_schema_take_apart(c, schema, ctx);
     uint32_t *node = c->st == K3_OK ? k3i_alloc_array(c->n_leaf + 1, sizeof *node) : NULL;
     if (node == NULL) {
         if (c->st == K3_OK)
@@ -71,13 +71,13 @@ static void make_bodies(k3i_schema_compiler *c, yyjson_val *schema, const k3i_sc
             node[n] = body_node(c, c->leaf[k], tags[i], ctx);
             n += node[n] != 0;
         }
-        node[n] = c->st == K3_OK ? k3i_enum_node(c, tags[i], true) : 0;
+        node[n] = c->st == K3_OK ? k3i_schema_enum_node(c, tags[i], true) : 0;
         n += node[n] != 0;
         body[i] = n == 0   ? 0
                   : n == 1 ? node[0]
                            : k3i_schema_node(c, (k3i_gnode){.kind = K3I_G_ALT});
         if (n > 1 && c->st == K3_OK)
-            k3i_set_alternatives(c, body[i], node, n);
+            k3i_schema_set_alternatives(c, body[i], node, n);
     }
     k3i_free(node);
 }
@@ -130,7 +130,7 @@ static uint32_t args_node(k3i_schema_compiler *c, yyjson_val *schema, const k3i_
             k3i_schema_fail(c, ctx, "nothing satisfies the required argument", arg[i].name);
         add_headers(c, &arg[i], body[i]);
     }
-    k3i_sort_lits(c->g, first);
+    k3i_g_sort_lits(c->g, first);
     uint32_t n_header = c->g->n_lit - first, rest_first = c->g->n_lit;
     for (size_t i = 0; i < K3I_N_TYPES && c->st == K3_OK; i++) {
         char text[32];
@@ -157,7 +157,7 @@ uint32_t k3i_schema_args(k3i_schema_compiler *c, yyjson_val *schema, bool is_str
     if (schema == NULL) {
         node = args_node(c, NULL, &ctx);
     } else {
-        k3i_take_apart(c, schema, &ctx);
+        k3i_schema_take_apart(c, schema, &ctx);
         yyjson_val *object[2] = {NULL, NULL};
         size_t n_object = 0;
         for (size_t i = 0; i < c->n_leaf; i++) {

@@ -15,7 +15,7 @@ static yyjson_val *get(yyjson_val *object, const char *key)
 
 static uint32_t literals_node(k3i_schema_compiler *c, uint32_t first)
 {
-    k3i_sort_lits(c->g, first);
+    k3i_g_sort_lits(c->g, first);
     return k3i_schema_node(c, (k3i_gnode){.kind = K3I_G_LITERALS,
                                           .u.keys = {.first = first, .n = c->g->n_lit - first}});
 }
@@ -42,7 +42,7 @@ static uint32_t pattern_node(k3i_schema_compiler *c, yyjson_val *pattern, const 
         c->st = k3i_fail(c->err, st, "%s: %.300s", ctx->where, err.text);
         return 0;
     }
-    k3i_gpattern *slot = k3i_add_pattern(c->g, &c->st, c->err);
+    k3i_gpattern *slot = k3i_g_add_pattern(c->g, &c->st, c->err);
     if (slot == NULL) {
         k3i_gpattern_done(&p);
         return 0;
@@ -51,13 +51,13 @@ static uint32_t pattern_node(k3i_schema_compiler *c, yyjson_val *pattern, const 
     return k3i_schema_node(c, (k3i_gnode){.kind = K3I_G_PATTERN, .u.pattern = c->g->n_pattern - 1});
 }
 
-uint32_t k3i_text_node(k3i_schema_compiler *c, yyjson_val *schema, k3i_gkind kind,
-                       const k3i_schema_context *ctx)
+uint32_t k3i_schema_text_node(k3i_schema_compiler *c, yyjson_val *schema, k3i_gkind kind,
+                              const k3i_schema_context *ctx)
 {
     k3i_gnode node = {.kind = kind, .u.text = {.min = 0, .max = K3I_NO_MAX}};
     yyjson_val *pattern = get(schema, "pattern");
-    k3i_read_limit(c, schema, "minLength", &node.u.text.min, ctx);
-    k3i_read_limit(c, schema, "maxLength", &node.u.text.max, ctx);
+    k3i_schema_read_limit(c, schema, "minLength", &node.u.text.min, ctx);
+    k3i_schema_read_limit(c, schema, "maxLength", &node.u.text.max, ctx);
     if (node.u.text.min > node.u.text.max)
         k3i_schema_fail(c, ctx, "nothing satisfies", "minLength > maxLength");
     if (c->st == K3_OK && yyjson_is_str(pattern))
@@ -82,7 +82,7 @@ static void read_bound(k3i_schema_compiler *c, yyjson_val *schema, const char *k
     if (c->st != K3_OK)
         return;
     k3i_i128 bound =
-        k3i_scale_decimal(c->text.data, c->text.n, node->u.number.n_frac, is_min, &is_exact);
+        k3i_g_scale_decimal(c->text.data, c->text.n, node->u.number.n_frac, is_min, &is_exact);
     if (is_exclusive && is_exact)
         bound += is_min ? 1 : -1;
     node->u.number.is_bounded = true;
@@ -99,7 +99,7 @@ static uint32_t number_node(k3i_schema_compiler *c, yyjson_val *schema, bool is_
     uint32_t n_frac = is_integer ? 0 : K3I_FRAC_DIGITS;
     k3i_gnode node = {.kind = K3I_G_NUMBER,
                       .u.number = {.is_integer = is_integer, .n_frac = n_frac}};
-    node.u.number.max = k3i_scale_decimal("1e18", 4, n_frac, false, &is_exact) - 1;
+    node.u.number.max = k3i_g_scale_decimal("1e18", 4, n_frac, false, &is_exact) - 1;
     node.u.number.min = -node.u.number.max;
     read_bound(c, schema, "minimum", true, false, &node, ctx);
     read_bound(c, schema, "maximum", false, false, &node, ctx);
@@ -114,11 +114,11 @@ static uint32_t array_node(k3i_schema_compiler *c, yyjson_val *schema,
     yyjson_val *items = get(schema, "items");
     k3i_gnode node = {
         .kind = K3I_G_ARRAY, .is_loose = ctx->is_loose, .u.array = {.min = 0, .max = K3I_NO_MAX}};
-    k3i_read_limit(c, schema, "minItems", &node.u.array.min, ctx);
-    k3i_read_limit(c, schema, "maxItems", &node.u.array.max, ctx);
+    k3i_schema_read_limit(c, schema, "minItems", &node.u.array.min, ctx);
+    k3i_schema_read_limit(c, schema, "maxItems", &node.u.array.max, ctx);
     if (node.u.array.min > node.u.array.max)
         k3i_schema_fail(c, ctx, "nothing satisfies", "minItems > maxItems");
-    node.u.array.item = k3i_value_node(c, yyjson_is_arr(items) ? NULL : items, ctx);
+    node.u.array.item = k3i_schema_value_node(c, yyjson_is_arr(items) ? NULL : items, ctx);
     return k3i_schema_node(c, node);
 }
 
@@ -128,7 +128,7 @@ static uint32_t rest_node(k3i_schema_compiler *c, yyjson_val *schema, const k3i_
     yyjson_val *rest = get(schema, "additionalProperties");
     if (yyjson_is_bool(rest))
         return yyjson_get_bool(rest) ? c->any[ctx->is_loose] : 0;
-    return k3i_value_node(c, rest, ctx);
+    return k3i_schema_value_node(c, rest, ctx);
 }
 
 /* "key" as it stands in JSON. */
@@ -150,7 +150,7 @@ static uint32_t object_node(k3i_schema_compiler *c, yyjson_val *schema,
     uint32_t rest = rest_node(c, schema, ctx), first = c->g->n_lit;
     yyjson_obj_iter it = yyjson_obj_iter_with(get(schema, "properties"));
     for (yyjson_val *key; c->st == K3_OK && (key = yyjson_obj_iter_next(&it)) != NULL;) {
-        uint32_t node = k3i_value_node(c, yyjson_obj_iter_get_val(key), ctx);
+        uint32_t node = k3i_schema_value_node(c, yyjson_obj_iter_get_val(key), ctx);
         const k3i_buf *text = quoted(c, yyjson_get_str(key), yyjson_get_len(key));
         k3i_schema_lit(c, text->data, text->n, (k3i_glit){.node = node});
     }
@@ -165,11 +165,11 @@ static uint32_t object_node(k3i_schema_compiler *c, yyjson_val *schema,
                 k3i_schema_lit(c, text->data, text->n,
                                (k3i_glit){.node = rest != 0 ? rest : c->never});
             } else {
-                k3i_find_lit(c->g, first, text->data, text->n)->is_required = true;
+                k3i_g_find_lit(c->g, first, text->data, text->n)->is_required = true;
             }
         }
         if (pass == 0 && c->st == K3_OK)
-            k3i_sort_lits(c->g, first);
+            k3i_g_sort_lits(c->g, first);
     }
     uint32_t n = c->g->n_lit - first;
     for (uint32_t i = 0; i < n && c->st == K3_OK; i++)
@@ -255,7 +255,7 @@ static void add_values(k3i_schema_compiler *c, yyjson_val *schema, const char *t
 }
 
 /* All lists together: a choice among hundreds of constants is one node, not hundreds of threads. */
-uint32_t k3i_enum_node(k3i_schema_compiler *c, const char *type, bool is_raw)
+uint32_t k3i_schema_enum_node(k3i_schema_compiler *c, const char *type, bool is_raw)
 {
     uint32_t first = c->g->n_lit;
     for (size_t i = 0; i < c->n_leaf; i++) {
@@ -265,11 +265,11 @@ uint32_t k3i_enum_node(k3i_schema_compiler *c, const char *type, bool is_raw)
     return c->g->n_lit == first ? 0 : literals_node(c, first);
 }
 
-uint32_t k3i_leaf_node(k3i_schema_compiler *c, k3i_leaf l, const k3i_schema_context *ctx)
+uint32_t k3i_schema_leaf_node(k3i_schema_compiler *c, k3i_leaf l, const k3i_schema_context *ctx)
 {
     switch (l.kind) {
     case L_STRING:
-        return k3i_text_node(c, l.schema, K3I_G_STRING, ctx);
+        return k3i_schema_text_node(c, l.schema, K3I_G_STRING, ctx);
     case L_NUMBER:
     case L_INTEGER:
         return number_node(c, l.schema, l.kind == L_INTEGER, ctx);
@@ -281,20 +281,20 @@ uint32_t k3i_leaf_node(k3i_schema_compiler *c, k3i_leaf l, const k3i_schema_cont
         return object_node(c, l.schema, ctx);
     case L_ARRAY:
         return array_node(c, l.schema, ctx);
-    default: /* see k3i_enum_node */
+    default: /* see k3i_schema_enum_node */
         return 0;
     }
 }
 
 /* Makes `node` the choice among the first n entries of c->leaf, whose kinds were replaced by nodes.
  */
-void k3i_set_alternatives(k3i_schema_compiler *c, uint32_t node, const uint32_t *alternative,
-                          size_t n)
+void k3i_schema_set_alternatives(k3i_schema_compiler *c, uint32_t node, const uint32_t *alternative,
+                                 size_t n)
 {
     uint32_t first = c->g->n_child;
     for (size_t i = 0; i < n; i++) {
         if (alternative[i] != 0)
-            k3i_add_child(c->g, alternative[i], &c->st, c->err);
+            k3i_g_add_child(c->g, alternative[i], &c->st, c->err);
     }
     if (c->st == K3_OK) {
         c->g->node[node].u.alt.first = first;
@@ -302,10 +302,10 @@ void k3i_set_alternatives(k3i_schema_compiler *c, uint32_t node, const uint32_t 
     }
 }
 
-void k3i_fill_choice(k3i_schema_compiler *c, uint32_t node, yyjson_val *schema,
-                     const k3i_schema_context *ctx)
+void k3i_schema_fill_choice(k3i_schema_compiler *c, uint32_t node, yyjson_val *schema,
+                            const k3i_schema_context *ctx)
 {
-    k3i_take_apart(c, schema, ctx);
+    k3i_schema_take_apart(c, schema, ctx);
     uint32_t *alternative =
         c->st == K3_OK ? k3i_alloc_array(c->n_leaf + 1, sizeof *alternative) : NULL;
     if (alternative == NULL) {
@@ -314,9 +314,9 @@ void k3i_fill_choice(k3i_schema_compiler *c, uint32_t node, yyjson_val *schema,
         return;
     }
     for (size_t i = 0; i < c->n_leaf && c->st == K3_OK; i++)
-        alternative[i] = k3i_leaf_node(c, c->leaf[i], ctx);
-    alternative[c->n_leaf] = k3i_enum_node(c, NULL, false);
-    k3i_set_alternatives(c, node, alternative, c->n_leaf + 1);
+        alternative[i] = k3i_schema_leaf_node(c, c->leaf[i], ctx);
+    alternative[c->n_leaf] = k3i_schema_enum_node(c, NULL, false);
+    k3i_schema_set_alternatives(c, node, alternative, c->n_leaf + 1);
     k3i_free(alternative);
 }
 
@@ -324,7 +324,7 @@ void k3i_schema_drain(k3i_schema_compiler *c)
 {
     while (c->done < c->n_item && c->st == K3_OK) {
         k3i_schema_item p = c->item[c->done++];
-        k3i_fill_choice(c, p.node, p.schema, &p.ctx);
+        k3i_schema_fill_choice(c, p.node, p.schema, &p.ctx);
     }
 }
 
@@ -333,7 +333,8 @@ uint32_t k3i_schema_json(k3i_schema_compiler *c, yyjson_val *schema, bool is_str
 {
     k3i_schema_context ctx = {
         .root = schema, .where = where, .is_strict = is_strict, .is_loose = is_loose};
-    uint32_t node = schema == NULL ? object_node(c, NULL, &ctx) : k3i_value_node(c, schema, &ctx);
+    uint32_t node =
+        schema == NULL ? object_node(c, NULL, &ctx) : k3i_schema_value_node(c, schema, &ctx);
     k3i_schema_drain(c);
     *st = c->st;
     return node;

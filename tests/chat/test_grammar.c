@@ -197,6 +197,7 @@ static void response_formats(void **state)
         "\"null\"}]},\"v\":{\"type\":\"integer\"}},\"required\":[\"next\",\"v\"],"
         "\"additionalProperties\":false}",
         "{\"type\":\"integer\",\"minimum\":1000000,\"maximum\":1000001}",
+        "{\"type\":\"integer\",\"minimum\":-10.5,\"maximum\":-9.5}",
         "{\"type\":\"number\",\"minimum\":-0.001,\"maximum\":-0.0009}",
         "{\"type\":\"string\",\"minLength\":50}",
         "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}},"
@@ -484,6 +485,24 @@ static void refused_schemas(void **state)
             fail_msg("%s: '%s'", cases[i].request, err.text);
         yyjson_doc_free(doc);
     }
+    /* Sizes that only a hostile schema has. */
+    char *big = malloc(1 << 17);
+    int n = sprintf(big, "%s",
+                    "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"response_format\":{"
+                    "\"type\":\"json_schema\","
+                    "\"json_schema\":{\"name\":\"n\",\"schema\":{\"anyOf\":[{}");
+    for (int i = 0; i < 4000; i++)
+        n += sprintf(big + n, ",{}");
+    n += sprintf(big + n, "]}}}}");
+    yyjson_doc *doc = yyjson_read(big, (size_t)n, K3I_CHAT_READ_FLAGS);
+    k3i_chat_req req;
+    k3i_grammar *g = NULL;
+    k3i_err err = {0};
+    assert_int_equal(k3i_chat_parse(yyjson_doc_get_root(doc), &req, &err), K3_OK);
+    assert_int_equal(k3i_grammar_new(&req, K3I_CHANNEL_RESPONSE, &g, &err), K3_E_LIMIT);
+    assert_non_null(strstr(err.text, "anyOf"));
+    yyjson_doc_free(doc);
+    free(big);
     /* The same keywords without strict: enforced as far as possible. */
     static const char lenient[] =
         REQUEST("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{"
