@@ -1,7 +1,8 @@
 /* A trained model with golden answers from an independent float64 implementation: the text prompts
- * of <dir>/golden/golden.json in f32 mode must give the same greedy ids, and the logits of the last
- * prompt position (pNN.f32) within 1e-5 relative L2. The folder is named by K3_PROTOTYPE_DIR; NOT
- * RUN without it. */
+ * of golden.json in f32 mode must give the same greedy ids, and the logits of the last prompt
+ * position (pNN.f32) within 1e-5 relative L2.
+ *
+ *   test_trained [MODEL_DIR GOLDEN_DIR]     default: models/mini and tests/data/mini */
 #include "test.h"
 
 #include "drive.h"
@@ -10,6 +11,10 @@
 #include <yyjson.h>
 
 enum { BLOCK = 32 };
+
+typedef struct {
+    const char *model, *golden;
+} folders;
 
 static size_t argmax(const float *x, size_t n)
 {
@@ -22,7 +27,7 @@ static size_t argmax(const float *x, size_t n)
 static void check_last_logits(const char *dir, size_t index, const float *got, size_t V)
 {
     char path[1000];
-    snprintf(path, sizeof path, "%s/golden/p%02zu.f32", dir, index);
+    snprintf(path, sizeof path, "%s/p%02zu.f32", dir, index);
     FILE *f = fopen(path, "rb");
     if (f == NULL)
         return;
@@ -63,13 +68,13 @@ static void check_prompt(k3_engine *e, const char *dir, size_t index, yyjson_val
 
 static void golden_answers(void **state)
 {
-    const char *dir = *state;
+    const folders *dirs = *state;
+    const char *dir = dirs->golden;
     char path[1000];
-    snprintf(path, sizeof path, "%s/golden/golden.json", dir);
+    snprintf(path, sizeof path, "%s/golden.json", dir);
     yyjson_doc *doc = yyjson_read_file(path, 0, NULL, NULL);
     assert_non_null(doc);
-    snprintf(path, sizeof path, "%s/target", dir);
-    k3_engine *e = drive_open(path, "f32", 2, ",\"max_num_batched_tokens\":2048");
+    k3_engine *e = drive_open(dirs->model, "f32", 2, ",\"max_num_batched_tokens\":2048");
     drive_kv(e, 128, BLOCK, 1);
     k3_info info = {.size = sizeof info};
     assert_int_equal(k3_query(e, &info), K3_OK);
@@ -88,13 +93,11 @@ static void golden_answers(void **state)
     yyjson_doc_free(doc);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-    char *dir = getenv("K3_PROTOTYPE_DIR");
-    if (dir == NULL) {
-        printf("NOT RUN: K3_PROTOTYPE_DIR is not set\n");
-        return 77;
-    }
-    const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(golden_answers, dir)};
+    folders dirs = {K3_SOURCE_DIR "/models/mini", K3_TEST_DATA "/mini"};
+    if (argc == 3)
+        dirs = (folders){argv[1], argv[2]};
+    const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(golden_answers, &dirs)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
