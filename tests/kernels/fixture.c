@@ -90,17 +90,12 @@ uint8_t *fx_bytes(fx *f, size_t n, uint8_t from, uint8_t to)
     return x;
 }
 
-static void describe(char *text, size_t bytes, const char *format, va_list args)
-{
-    vsnprintf(text, bytes, format, args);
-}
-
 void fx_expect(const float *got, const float *want, size_t n, float tol, const char *format, ...)
 {
     char what[256];
     va_list args;
     va_start(args, format);
-    describe(what, sizeof what, format, args);
+    vsnprintf(what, sizeof what, format, args);
     va_end(args);
     float top = 0;
     for (size_t i = 0; i < n; i++) {
@@ -129,7 +124,7 @@ void fx_same(const void *got, const void *want, size_t bytes, const char *format
     char what[256];
     va_list args;
     va_start(args, format);
-    describe(what, sizeof what, format, args);
+    vsnprintf(what, sizeof what, format, args);
     va_end(args);
     const uint8_t *g = got, *w = want;
     for (size_t i = 0; i < bytes; i++) {
