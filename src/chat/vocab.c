@@ -92,7 +92,6 @@ static token_class classify(const uint8_t *bytes, size_t n)
         c.has_ampersand = c.has_ampersand || bytes[i] == '&';
         c.n_char++;
         c.is_cut = len > rest;
-        c.is_cut = len > rest;
         i += len;
     }
     return c;

@@ -573,6 +573,50 @@ static void mask_is_exact(void **state)
     k3i_ids_done(&ids);
 }
 
+/* Near the end of the budget every allowed token leaves enough of it. */
+static void budget_is_kept(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *request, *output;
+    } places[] = {
+        {FORCED(PARAMS), "some text"},
+        {FORCED(PARAMS), HEAD},
+        {FORCED(PARAMS), HEAD "{+argument key=\"city\" type=\"string\"}12"},
+        {REQUEST("\"response_format\":{\"type\":\"json_object\"}"), "{\"k\":\"some"},
+        {REQUEST("\"response_format\":{\"type\":\"json_object\"}"), "{\"k"},
+        {SCHEMA("{\"type\":\"string\",\"minLength\":4}"), "\"a"},
+        {SCHEMA("{\"type\":\"string\",\"pattern\":\"^[^b]{3,}$\"}"), "\"a"},
+    };
+    k3i_ids ids = K3I_IDS(1000);
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        constraint c = constrain(places[i].request, strlen(places[i].request));
+        to_ids(places[i].output, &ids);
+        for (size_t k = 0; k < ids.n; k++)
+            assert_int_equal(k3i_matcher_advance(c.matcher, ids.id[k], NULL), K3_OK);
+        size_t need = k3i_matcher_min_tokens(c.matcher);
+        for (size_t remaining = need; remaining < need + 6; remaining++) {
+            assert_int_equal(k3i_matcher_mask(c.matcher, remaining, mask, NULL), K3_OK);
+            for (int32_t id = 0; id < k3i_tok_size(tok); id++) {
+                if (!allows(mask, id))
+                    continue;
+                assert_int_equal(k3i_matcher_advance(c.matcher, id, NULL), K3_OK);
+                if (k3i_matcher_min_tokens(c.matcher) > remaining - 1)
+                    fail_msg("place %zu: token %d needs %zu of %zu tokens", i, id,
+                             k3i_matcher_min_tokens(c.matcher), remaining - 1);
+                assert_int_equal(k3i_matcher_rollback(c.matcher, 1, NULL), K3_OK);
+            }
+        }
+        release(&c);
+    }
+    k3i_ids_done(&ids);
+    /* Where a short alternative would miss the least length it is not begun. */
+    static const char request[] =
+        SCHEMA("{\"type\":\"string\",\"pattern\":\"^(ab|cde)$\",\"minLength\":3}");
+    assert_true(accepts(request, "\"cde\"{-response}{-message}{.}"));
+    assert_false(accepts(request, "\"a"));
+}
+
 /* At every step of a walk: advancing over drafts and taking them back leaves the mask as it was,
  * with every number of drafts; a fork sees the same; a mask with the smallest budget allows
  * something that finishes. */
@@ -744,6 +788,7 @@ int main(void)
         cmocka_unit_test(refused_schemas),   cmocka_unit_test(mask_is_exact),
         cmocka_unit_test(rollback_and_fork), cmocka_unit_test(large_answers),
         cmocka_unit_test(failing_memory),    cmocka_unit_test(many_constants),
+        cmocka_unit_test(budget_is_kept),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
