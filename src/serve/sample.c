@@ -246,6 +246,10 @@ void k3i_sched_draft(k3i_sched *s)
         const k3i_request *r = s->lanes[s->draft_req[i]].r;
         s->draft_req[n_req] = s->draft_req[i];
         s->draft_width[n_req] = s->draft_width[i];
+        /* The draft draws with the noise that the sampler will use: the likeliest way to agree. */
+        float t = r->sampling.temperature;
+        s->draft_temperature[n_req] = t < K3I_MIN_TEMPERATURE ? 0.0f : t;
+        s->draft_seed[n_req] = r->sampling.seed;
         s->draft_last[n_req++] = r->tokens[r->n_tokens - 1];
     }
     k3_draft_args args = {.size = sizeof args,
@@ -253,6 +257,8 @@ void k3i_sched_draft(k3i_sched *s)
                           .n_draft = width,
                           .req = s->draft_req,
                           .last_token = s->draft_last,
+                          .temperature = s->draft_temperature,
+                          .seed = s->draft_seed,
                           .ids = s->draft_ids};
     int64_t t0 = k3i_now_ns();
     if (k3_draft(s->config.engine, &args) != K3_OK)
