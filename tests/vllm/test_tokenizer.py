@@ -71,6 +71,16 @@ def test_chat_is_rendered_by_the_library(tokenizer):
     assert "effort" not in tokenizer.decode(plain)
 
 
+def test_response_format_of_vllm_reaches_the_prompt(tokenizer):
+    schema = {"type": "object", "properties": {"answer": {"type": "integer"}}}
+    asked = [{"role": "user", "content": "hi"}]
+    official = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    internal = {"type": "json_schema", "json_schema": {"name": "x", "json_schema": schema}}
+    ids = tokenizer.apply_chat_template(asked, response_format=official)
+    assert '{"properties":{"answer":{"type":"integer"}},"type":"object"}' in tokenizer.decode(ids)
+    assert tokenizer.apply_chat_template(asked, response_format=internal) == ids
+
+
 def test_unknown_chat_arguments_are_refused(tokenizer):
     with pytest.raises(ValueError, match="'colour' is not known"):
         tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], colour="red")

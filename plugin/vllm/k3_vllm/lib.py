@@ -12,14 +12,13 @@ from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uin
 import numpy as np
 
 ABI_VERSION = 1
-SLOT_KEEP, SLOT_RESET, SLOT_RESTORE = 0, 1, 2
+SLOT_KEEP, SLOT_RESET, SLOT_RESTORE = range(3)
 E_NONFINITE = -11
 
 I32 = POINTER(c_int32)
 U64 = POINTER(c_uint64)
 F32 = POINTER(c_float)
 LogFn = ctypes.CFUNCTYPE(None, c_void_p, c_int32, c_char_p)
-GatherFn = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t)
 
 
 class K3Error(RuntimeError):
@@ -183,9 +182,8 @@ class Engine:
     def __init__(self, options: dict, log=None, path: str | None = None):
         self._lib = load(path)
         self._handle = None
-        # The library keeps both callbacks until close, so they must live as long as this object.
+        # The library keeps the callback until close, so it must live as long as this object.
         self._log = LogFn(lambda _user, level, text: log(level, text.decode(errors="replace"))) if log else LogFn()
-        self._gather = None
         handle, text = c_void_p(), ctypes.create_string_buffer(1024)
         status = self._lib.k3_open(
             json.dumps(options).encode(), self._log, None, ctypes.byref(handle), text, len(text)
@@ -205,28 +203,10 @@ class Engine:
         if status != 0:
             raise K3Error(status, self._lib.k3_last_error(self._handle).decode(errors="replace"))
 
-    def kv_plan(self, config: KvConfig) -> KvLayout:
-        layout = KvLayout()
-        self._check(self._lib.k3_kv_plan(self._handle, ctypes.byref(config), ctypes.byref(layout)))
-        return layout
-
     def kv_init(self, config: KvConfig) -> KvLayout:
         layout = KvLayout()
         self._check(self._lib.k3_kv_init(self._handle, ctypes.byref(config), ctypes.byref(layout)))
         return layout
-
-    def set_collective(self, gather):
-        """gather(address, nbytes) -> None gathers in place; an exception in it ends the step."""
-
-        def call(_user, buffer, nbytes):
-            try:
-                gather(buffer, nbytes)
-                return 0
-            except Exception:  # must not cross into C
-                return 1
-
-        self._gather = GatherFn(call)
-        self._check(self._lib.k3_set_collective(self._handle, self._gather, None))
 
     def forward(self, arrays: dict, logits: np.ndarray):
         """arrays: the pointer fields of k3_batch by name; logits: float32 [rows, vocab]."""
@@ -277,9 +257,6 @@ class Engine:
 
     def slot_release(self, slot: int):
         self._check(self._lib.k3_slot_release(self._handle, c_int32(slot)))
-
-    def reset(self):
-        self._check(self._lib.k3_reset(self._handle))
 
     def stats(self) -> Stats:
         stats = Stats()

@@ -27,7 +27,6 @@ class K3Platform(Platform):
     device_name = "k3"
     device_type = "cpu"
     dispatch_key = "CPU"
-    dist_backend = "gloo"
     device_control_env_var = "K3_VISIBLE_NODES"
     simple_compile_backend = "eager"
 
@@ -90,9 +89,7 @@ class K3Platform(Platform):
         parallel = vllm_config.parallel_config
         if parallel.worker_cls == "auto":
             parallel.worker_cls = "k3_vllm.worker.K3Worker"
-        if parallel.world_size == 1 and parallel.distributed_executor_backend is None:
-            parallel.distributed_executor_backend = "uni"
-        parallel.disable_custom_all_reduce = True
+        parallel.distributed_executor_backend = "uni"
         # Snapshot blocks are written after the scheduler has handed them out; that is only safe
         # while it waits for each step (see runner.py).
         vllm_config.scheduler_config.async_scheduling = False
@@ -120,13 +117,17 @@ def refuse_unsupported(vllm_config) -> None:
     reasons = [
         (arch not in compat.ARCHITECTURES, f"architecture {arch} (only {', '.join(compat.ARCHITECTURES)})"),
         (model.runner_type != "generate", f"--runner {model.runner_type}"),
-        (parallel.pipeline_parallel_size > 1, "--pipeline-parallel-size above 1"),
+        # libk3 uses all cores from one process; its interface for ranks is not implemented yet.
+        (parallel.tensor_parallel_size > 1, "--tensor-parallel-size above 1"),
+        (
+            parallel.distributed_executor_backend not in (None, "uni"),
+            f"--distributed-executor-backend {parallel.distributed_executor_backend}",
+        ),
         (parallel.data_parallel_size > 1, "--data-parallel-size above 1"),
         (getattr(parallel, "decode_context_parallel_size", 1) > 1, "--decode-context-parallel-size above 1"),
         (getattr(parallel, "prefill_context_parallel_size", 1) > 1, "--prefill-context-parallel-size above 1"),
         (getattr(parallel, "enable_expert_parallel", False), "--enable-expert-parallel"),
         (getattr(parallel, "enable_dbo", False), "--enable-dbo"),
-        (vllm_config.lora_config is not None, "--enable-lora"),
         (vllm_config.kv_transfer_config is not None, "--kv-transfer-config"),
         (getattr(vllm_config, "ec_transfer_config", None) is not None, "--ec-transfer-config"),
         (bool(model.logits_processors), "--logits-processors"),

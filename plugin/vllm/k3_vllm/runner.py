@@ -76,6 +76,7 @@ class K3Runner:
         self.sampler = K3Sampler(info.vocab_size, max_rows, vllm_config.model_config.logprobs_mode)
         self.logits = np.empty((max_rows, info.vocab_size), dtype=np.float32)
         self.requests: dict[str, Request] = {}
+        self.images: set[int] = set()  # keys that the engine holds
         self.free_slots = list(range(info.max_num_seqs))[::-1]
         self.pending: tuple | None = None  # (scheduler output, steps, logits)
         self.drafts: DraftTokenIds | None = None
@@ -134,9 +135,8 @@ class K3Runner:
         return drafts
 
     def reset_images(self) -> None:
-        for request in self.requests.values():
-            for feature in request.features:
-                self.engine.free_image(_image_key(feature.identifier))
+        while self.images:
+            self.engine.free_image(self.images.pop())
 
     # ---- requests
 
@@ -151,6 +151,7 @@ class K3Runner:
             self._release(req_id)
         for key in so.free_encoder_mm_hashes:
             self.engine.free_image(_image_key(key))
+            self.images.discard(_image_key(key))
         for new in so.scheduled_new_reqs:  # also a resumed request, in the dialect of runner V2
             self._release(new.req_id)
             tokens = new.prefill_token_ids or new.prompt_token_ids
@@ -195,6 +196,7 @@ class K3Runner:
         pixels = feature.data["pixel_values"].data.to(torch.float32).numpy()
         grid = feature.data["grid_thws"].data.flatten().tolist()
         self.engine.encode_image(_image_key(feature.identifier), pixels, tuple(grid))
+        self.images.add(_image_key(feature.identifier))
 
     # ---- the batch
 

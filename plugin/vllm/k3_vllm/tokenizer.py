@@ -22,8 +22,8 @@ N_SPECIAL = 256
 
 # What vLLM passes to apply_chat_template: to the chat format, to the request, or about the call itself.
 TEMPLATE_KEYS = ("thinking", "thinking_effort", "enable_thinking", "reasoning_effort")
-REQUEST_KEYS = ("tool_choice", "response_format", "add_generation_prompt", "continue_final_message")
-IGNORED_KEYS = ("tokenize", "return_dict", "chat_template")
+REQUEST_KEYS = ("tool_choice", "add_generation_prompt", "continue_final_message")
+IGNORED_KEYS = ("tokenize", "return_dict", "chat_template", "cohere_format")  # the last comes with every request
 
 
 class K3Tokenizer:
@@ -141,7 +141,9 @@ class K3Tokenizer:
         """The prompt of a chat request; every picture part is one media token."""
         request = {"messages": messages, "tools": tools, "chat_template_kwargs": {}}
         for key, value in kwargs.items():
-            if key in TEMPLATE_KEYS:
+            if key == "response_format":
+                request[key] = _with_schema(value)
+            elif key in TEMPLATE_KEYS:
                 request["chat_template_kwargs"][key] = value
             elif key in REQUEST_KEYS:
                 request[key] = value
@@ -171,6 +173,15 @@ class K3Tokenizer:
 
     def batch_decode(self, rows, skip_special_tokens: bool = False, **_kwargs) -> list[str]:
         return [self.decode(row, skip_special_tokens) for row in rows]
+
+
+def _with_schema(response_format: dict | None) -> dict | None:
+    """vLLM hands over its own field name for json_schema.schema."""
+    inner = (response_format or {}).get("json_schema")
+    if not isinstance(inner, dict) or "schema" in inner or "json_schema" not in inner:
+        return response_format
+    renamed = {"schema" if key == "json_schema" else key: value for key, value in inner.items()}
+    return {**response_format, "json_schema": renamed}
 
 
 def _byte_alphabet() -> list[str]:

@@ -1,6 +1,5 @@
-"""K3Worker: the life of one rank: open the checkpoint in libk3, answer for its KV memory, run steps."""
+"""K3Worker: opens the checkpoint in libk3, answers for its KV memory, runs steps."""
 
-import ctypes
 import logging
 import os
 
@@ -17,6 +16,7 @@ logger = init_logger(__name__)
 LOG_LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
 MAX_STATE_PARTS = 4  # pages that one KDA snapshot may be spread over
 PAGE_ALIGN = 4096
+MAX_IMAGE_ROWS = 16896  # the size rule gives 16,830 at most
 # Keys of --additional-config that go to k3_open as they are; the rest of its options follow from vLLM's.
 ENGINE_OPTIONS = ("threads", "cpus", "isa", "aux_hidden_stream", "latent_norm_eps", "image_cache_bytes")
 
@@ -30,38 +30,27 @@ class K3Worker(WorkerBase):
     def init_device(self) -> None:
         torch.set_num_threads(1)  # the engine has its own team; torch only samples
         self.device = torch.device("cpu")
-        if self.parallel_config.distributed_executor_backend != "uni":
-            from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
-
-            init_distributed_environment(
-                self.parallel_config.world_size, self.rank, self.distributed_init_method, self.local_rank, "gloo"
-            )
-            ensure_model_parallel_initialized(self.parallel_config.tensor_parallel_size, 1)
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         if load_dummy_weights or self.load_config.load_format not in ("auto", "safetensors"):
             raise ValueError("k3-vllm reads safetensors in place; --load-format must be auto or safetensors")
         self.engine = lib.Engine(self._engine_options(), log=_log)
         info = self.engine.info
-        if info.tp_size > 1:
-            self.engine.set_collective(self._all_gather)
         logger.info(
             "libk3: %.1f GB of weights mapped, kernels %s, mode %s, %d threads",
             info.weight_bytes / 1e9, info.isa.decode(), info.mode.decode(), info.threads,
         )
 
     def _engine_options(self) -> dict:
-        spec, parallel = self.speculative_config, self.parallel_config
+        spec = self.speculative_config
         extra = dict(self.vllm_config.additional_config or {})
         unknown = [key for key in extra if key not in ENGINE_OPTIONS]
         if unknown:
             raise ValueError(f"--additional-config: unknown key {unknown[0]!r} (known: {', '.join(ENGINE_OPTIONS)})")
-        if "threads" not in extra and parallel.world_size > 1:
-            extra["threads"] = max(1, len(os.sched_getaffinity(0)) // parallel.world_size)
         if "image_cache_bytes" not in extra:
-            # One float32 row per token of vLLM's own encoder cache, twice for what is freed late.
-            width = self.model_config.get_hidden_size() * 4
-            extra["image_cache_bytes"] = 2 * width * self.scheduler_config.encoder_cache_size
+            # float32 rows for all of vLLM's own encoder cache, twice: what it drops is freed a step later.
+            rows = max(self.scheduler_config.encoder_cache_size, MAX_IMAGE_ROWS)
+            extra["image_cache_bytes"] = 2 * rows * self.model_config.get_hidden_size() * 4
         return {
             "model": _local_dir(self.model_config.model),
             "draft": _local_dir(spec.draft_model_config.model) if spec else None,
@@ -70,8 +59,6 @@ class K3Worker(WorkerBase):
             "max_num_batched_tokens": self.scheduler_config.max_num_batched_tokens,
             "max_model_len": self.model_config.max_model_len,
             "num_speculative_tokens": spec.num_speculative_tokens if spec else 0,
-            "tp_rank": self.rank,
-            "tp_size": parallel.tensor_parallel_size,
             **extra,
         }
 
@@ -84,10 +71,9 @@ class K3Worker(WorkerBase):
             self.block_tokens = cache.block_size
         else:  # as many tokens as make a page of latents as large as a part of a snapshot
             self.block_tokens = _round_up(-(-state // (MAX_STATE_PARTS * latent)), 128)
-        self.n_parts = min(MAX_STATE_PARTS, -(-state // (self.block_tokens * latent)))
         caching = cache.enable_prefix_caching
-        self.n_parts = self.n_parts if caching else 1
-        part = -(-state // self.n_parts) if caching else 1
+        self.n_parts = min(MAX_STATE_PARTS, -(-state // (self.block_tokens * latent))) if caching else 1
+        part = -(-state // self.n_parts) if caching else 0  # without caching there are no snapshots
         self.page_bytes = _round_up(max(self.block_tokens * latent, part), PAGE_ALIGN)
         return compat.kv_cache_specs(
             block_tokens=self.block_tokens, page_bytes=self.page_bytes, n_state_parts=self.n_parts,
@@ -102,7 +88,7 @@ class K3Worker(WorkerBase):
         """
         if self.cache_config.kv_cache_memory_bytes is not None:
             return self.cache_config.kv_cache_memory_bytes
-        free = get_available_memory()[1] / self.parallel_config.world_size
+        free = get_available_memory()[1]
         beside_weights = max(free - self.engine.info.weight_bytes, free / 4)
         return int(beside_weights * self.cache_config.gpu_memory_utilization)
 
@@ -205,17 +191,6 @@ class K3Worker(WorkerBase):
         if self.engine is not None:
             self.engine.close()
             self.engine = None
-
-    def _all_gather(self, address: int, nbytes: int) -> None:
-        """Gathers the ranks' parts of a buffer in place, over gloo."""
-        from vllm.distributed import get_tp_group
-
-        group = get_tp_group()
-        whole = torch.frombuffer(
-            (ctypes.c_char * (nbytes * group.world_size)).from_address(address), dtype=torch.uint8
-        )
-        mine = whole[self.rank * nbytes : (self.rank + 1) * nbytes].clone()
-        torch.distributed.all_gather_into_tensor(whole, mine, group=group.cpu_group)
 
 
 def _local_dir(model: str) -> str:
