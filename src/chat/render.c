@@ -101,6 +101,20 @@ static void attribute_s(renderer *r, const char *key, const char *value)
     attribute(r, key, value, strlen(value));
 }
 
+/* A string of the request as text or as an attribute; nothing for other values, which the callers
+ * refuse. */
+static void text_val(renderer *r, yyjson_val *val)
+{
+    if (yyjson_is_str(val))
+        text_n(r, yyjson_get_str(val), yyjson_get_len(val));
+}
+
+static void attribute_val(renderer *r, const char *key, yyjson_val *val)
+{
+    if (yyjson_is_str(val))
+        attribute(r, key, yyjson_get_str(val), yyjson_get_len(val));
+}
+
 static void attribute_index(renderer *r, size_t index)
 {
     char number[24];
@@ -192,7 +206,7 @@ static void content_part(renderer *r, yyjson_val *part)
     }
     if (!yyjson_is_str(body))
         refuse(r, "a text part needs a string 'text'");
-    text_n(r, yyjson_get_str(body), yyjson_get_len(body));
+    text_val(r, body);
 }
 
 static void content(renderer *r, yyjson_val *message)
@@ -201,7 +215,7 @@ static void content(renderer *r, yyjson_val *message)
     if (body == NULL)
         return;
     if (yyjson_is_str(body)) {
-        text_n(r, yyjson_get_str(body), yyjson_get_len(body));
+        text_val(r, body);
         return;
     }
     if (!yyjson_is_arr(body))
@@ -385,7 +399,7 @@ static void call(renderer *r, yyjson_val *call_val, size_t index)
     if (!has_text(name))
         refuse(r, "a tool call needs a function name");
     open_tag(r, "call");
-    attribute(r, "tool", yyjson_get_str(name), yyjson_get_len(name));
+    attribute_val(r, "tool", name);
     attribute_index(r, index);
     marker(r, K3I_SEG_SEP);
     if (yyjson_is_obj(arguments)) {
@@ -416,7 +430,7 @@ static void open_message(renderer *r, const char *role, yyjson_val *message)
     if (name != NULL && !yyjson_is_str(name))
         refuse(r, "name must be a string");
     if (has_text(name))
-        attribute(r, "name", yyjson_get_str(name), yyjson_get_len(name));
+        attribute_val(r, "name", name);
     marker(r, K3I_SEG_SEP);
 }
 
@@ -433,7 +447,7 @@ static void reasoning(renderer *r, yyjson_val *message)
     yyjson_val *val = reasoning_of(message);
     if (val != NULL && !yyjson_is_str(val))
         refuse(r, "reasoning_content must be a string");
-    text_n(r, yyjson_get_str(val), yyjson_get_len(val));
+    text_val(r, val);
 }
 
 static void assistant_message(renderer *r, yyjson_val *message, bool is_thinking)
@@ -511,7 +525,7 @@ static void tool_message(renderer *r, yyjson_val *message, yyjson_val *name, siz
         refuse(r, "a tool message has no tool name and matches no call");
     open_tag(r, "message");
     attribute_s(r, "role", "tool");
-    attribute(r, "tool", yyjson_get_str(name), yyjson_get_len(name));
+    attribute_val(r, "tool", name);
     attribute_index(r, index);
     marker(r, K3I_SEG_SEP);
     content(r, message);

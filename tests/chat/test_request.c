@@ -290,6 +290,14 @@ static void not_renderable(void **state)
         {MESSAGES("{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\","
                   "\"arguments\":5}}]}"),
          "arguments"},
+        {MESSAGES("{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":{\"s\":1}}}]}"),
+         "name"},
+        {MESSAGES("{\"role\":\"assistant\",\"reasoning_content\":{\"s\":1}}"), "reasoning_content"},
+        {MESSAGES("{\"role\":\"user\",\"name\":[1],\"content\":\"x\"}"), "name"},
+        {MESSAGES("{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":[1,2]}]}"), "text"},
+        {MESSAGES(
+             "{\"role\":\"tool\",\"tool_call_id\":\"a\",\"tool\":{\"s\":1},\"content\":\"x\"}"),
+         "matches no call"},
         {MESSAGES("{\"role\":\"tool\",\"tool_call_id\":\"a\",\"content\":\"x\"}"),
          "matches no call"},
         {MESSAGES("{\"role\":\"system\",\"content\":\"x\",\"tools\":[" TOOL("f") "]}"),
