@@ -1,9 +1,12 @@
-/* bench_kernels: each operation on one thread against the roof that bounds it, measured in the same run.
+/* bench_kernels: each operation on one thread against the roof that bounds it, measured in the same
+ * run.
  *
- *   bench_kernels [ISA] [NAME]     ISA as for --isa (default: best); NAME: only lines that contain it
+ *   bench_kernels [ISA] [NAME]     ISA as for --isa (default: best); NAME: only lines that contain
+ * it
  *
- * Every figure is the best of many short runs: other work on the machine only ever makes a run slower. Weights are
- * cycled through a buffer larger than the caches, activations stay where a model leaves them. */
+ * Every figure is the best of many short runs in processor time: other work on the machine only ever makes a
+ * run slower. Weights are cycled through a buffer larger than the caches, activations stay where a model
+ * leaves them. */
 #include "roofs.h"
 
 #include <math.h>
@@ -29,7 +32,7 @@ enum { FLOATS = 1 << 23 };
 static double now(void)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
@@ -52,13 +55,16 @@ static void *fresh(bench *b, size_t bytes)
 }
 
 /* One line: rate and share of the roofs, as far as they apply (0: does not). */
-static void line(const bench *b, const char *name, const char *shape, double seconds, double flop, double bytes)
+static void line(const bench *b, const char *name, const char *shape, double seconds, double flop,
+                 double bytes)
 {
     printf("%-18s %-34s %10.2f us", name, shape, 1e6 * seconds);
     if (flop > 0)
-        printf("  %7.1f GFLOP/s %5.1f %% of bf16", flop / seconds / 1e9, 100 * flop / seconds / b->roofs.bf16_flop_per_s);
+        printf("  %7.1f GFLOP/s %5.1f %% of bf16", flop / seconds / 1e9,
+               100 * flop / seconds / b->roofs.bf16_flop_per_s);
     if (bytes > 0)
-        printf("  %6.1f GB/s %5.1f %% of read", bytes / seconds / 1e9, 100 * bytes / seconds / b->roofs.read_bytes_per_s);
+        printf("  %6.1f GB/s %5.1f %% of read", bytes / seconds / 1e9,
+               100 * bytes / seconds / b->roofs.read_bytes_per_s);
     printf("\n");
     fflush(stdout);
 }
@@ -77,7 +83,8 @@ static void bench_gemm(bench *b, gemm_kind kind, size_t n_row, size_t k)
         return;
     double row_bytes = kind == GEMM_MXFP4 ? (double)k * 17 / 32 : 2 * (double)k;
     /* about 2 ms of work, or 8 MB of weights where reading them is the work */
-    size_t n_out = n_row > 16 ? (size_t)(4e8 / (2.0 * (double)(n_row * k))) : (size_t)(8e6 / row_bytes);
+    size_t n_out =
+        n_row > 16 ? (size_t)(4e8 / (2.0 * (double)(n_row * k))) : (size_t)(8e6 / row_bytes);
     n_out = n_out < 12 ? 12 : n_out / 6 * 6;
     double best = 1e9;
     for (int i = 0; i < TRIES; i++) {
@@ -116,20 +123,21 @@ static void bench_kda(bench *b, size_t n_tok, size_t heads)
     for (int i = 0; i < TRIES; i++) {
         double t = now();
         for (size_t h = 0; h < heads; h++)
-            b->ops->kda_step(S + h * D * D, b->y + h * D, b->y + rows + h * D, q + h * D, k + h * D, v + h * D,
-                             a + h * D, stride, b->x + h, heads, n_tok, D, D);
+            b->ops->kda_step(S + h * D * D, b->y + h * D, b->y + rows + h * D, q + h * D, k + h * D,
+                             v + h * D, a + h * D, stride, b->x + h, heads, n_tok, D, D);
         t = now() - t;
         best = t < best ? t : best;
     }
     char shape[64];
     snprintf(shape, sizeof shape, "tokens %zu heads %zu of 128 x 128", n_tok, heads);
     double flop = (double)(n_tok * heads) * 7 * D * D;
-    printf("%-18s %-34s %10.2f us  %7.1f GFLOP/s %5.1f %% of f32  %7.3f us a token and head\n", "kda_step", shape,
-           1e6 * best, flop / best / 1e9, 100 * flop / best / b->roofs.f32_flop_per_s,
-           1e6 * best / (double)(n_tok * heads));
+    printf("%-18s %-34s %10.2f us  %7.1f GFLOP/s %5.1f %% of f32  %7.3f us a token and head\n",
+           "kda_step", shape, 1e6 * best, flop / best / 1e9,
+           100 * flop / best / b->roofs.f32_flop_per_s, 1e6 * best / (double)(n_tok * heads));
 }
 
-static void bench_attn(bench *b, int bf16, size_t n_q, size_t n_key, size_t dk, size_t dv, const char *what)
+static void bench_attn(bench *b, int bf16, size_t n_q, size_t n_key, size_t dk, size_t dv,
+                       const char *what)
 {
     const char *name = bf16 ? "attn_segment_bf16" : "attn_segment";
     if (skip(b, name))
@@ -144,11 +152,11 @@ static void bench_attn(bench *b, int bf16, size_t n_q, size_t n_key, size_t dk, 
         memset(b->y, 0, n_q * dv * sizeof *b->y);
         double t = now();
         if (bf16) {
-            b->ops->attn_segment_bf16(b->y, m, l, b->xh, dk, b->xh, dk, b->xh + n_key * dk, dv, NULL, n_q, n_key, NULL,
-                                      dk, dv, 0.05f);
+            b->ops->attn_segment_bf16(b->y, m, l, b->xh, dk, b->xh, dk, b->xh + n_key * dk, dv,
+                                      NULL, n_q, n_key, NULL, dk, dv, 0.05f);
         } else {
-            b->ops->attn_segment(b->y, m, l, b->x, dk, b->x, dk, b->x + n_key * dk, dv, NULL, n_q, n_key, NULL, dk, dv,
-                                 0.05f);
+            b->ops->attn_segment(b->y, m, l, b->x, dk, b->x, dk, b->x + n_key * dk, dv, NULL, n_q,
+                                 n_key, NULL, dk, dv, 0.05f);
         }
         t = now() - t;
         best = t < best ? t : best;
@@ -161,26 +169,27 @@ static void bench_attn(bench *b, int bf16, size_t n_q, size_t n_key, size_t dk, 
 static void bench_elementwise(bench *b)
 {
     enum { N = 7168 };
-#define TIME(name, call, bytes)                                                                                        \
-    do {                                                                                                               \
-        if (!skip(b, name)) {                                                                                          \
-            double best = 1e9;                                                                                         \
-            for (int i = 0; i < 4 * TRIES; i++) {                                                                      \
-                double t = now();                                                                                      \
-                for (int j = 0; j < 10; j++)                                                                           \
-                    call;                                                                                              \
-                t = now() - t;                                                                                         \
-                best = t < best ? t : best;                                                                            \
-            }                                                                                                          \
-            line(b, name, "7168 values", best / 10, 0, (double)(bytes)*N);                                             \
-        }                                                                                                              \
+#define TIME(name, call, bytes)                                            \
+    do {                                                                   \
+        if (!skip(b, name)) {                                              \
+            double best = 1e9;                                             \
+            for (int i = 0; i < 4 * TRIES; i++) {                          \
+                double t = now();                                          \
+                for (int j = 0; j < 10; j++)                               \
+                    call;                                                  \
+                t = now() - t;                                             \
+                best = t < best ? t : best;                                \
+            }                                                              \
+            line(b, name, "7168 values", best / 10, 0, (double)(bytes)*N); \
+        }                                                                  \
     } while (0)
     const float *src[9];
     for (size_t j = 0; j < 9; j++)
         src[j] = b->x + j * N;
     TIME("to_bf16", b->ops->to_bf16(b->xh, b->x, N), 6);
     TIME("add", b->ops->add(b->y, b->x, b->x + N, N, 1), 12);
-    TIME("rmsnorm", b->ops->rmsnorm(b->y, b->x, (const k3i_bf16 *)(void *)b->weights, N, 1e-5f, 1), 10);
+    TIME("rmsnorm", b->ops->rmsnorm(b->y, b->x, (const k3i_bf16 *)(void *)b->weights, N, 1e-5f, 1),
+         10);
     TIME("attnres_mix 9", b->ops->attnres_mix(b->y, src, 9, b->x + 9 * N, N, 1e-5f, 1), 44);
     TIME("situ", b->ops->situ(b->y, b->x, b->x + N, N, 4.0f, 25.0f, 1), 12);
     TIME("gelu_tanh", b->ops->gelu_tanh(b->y, b->x, N, 1), 8);
@@ -191,7 +200,8 @@ static void bench_elementwise(bench *b)
 
 static void run(bench *b)
 {
-    static const size_t rows[] = {1, 2, 4, 8, 12, 16, 32, 64, 100, 512}, ks[] = {1024, 3584, 4096, 7168};
+    static const size_t rows[] = {1, 2, 4, 8, 12, 16, 32, 64, 100, 512},
+                        ks[] = {1024, 3584, 4096, 7168};
     for (gemm_kind kind = 0; kind < N_GEMM; kind++) {
         for (size_t i = 0; i < sizeof ks / sizeof *ks; i++) {
             for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
@@ -217,7 +227,8 @@ int main(int argc, char **argv)
     k3i_team *team = NULL;
     uint64_t seed = 88172645463325252u;
     if (k3i_ops_select(argc > 1 ? argv[1] : NULL, &b.ops, &err) != K3_OK ||
-        k3i_team_new(1, NULL, 0, &team, &err) != K3_OK || k3i_roofs_measure(team, b.ops, &b.roofs, &err) != K3_OK) {
+        k3i_team_new(1, NULL, 0, &team, &err) != K3_OK ||
+        k3i_roofs_measure(team, b.ops, &b.roofs, &err) != K3_OK) {
         fprintf(stderr, "bench_kernels: %s\n", err.text);
         return 1;
     }
@@ -242,7 +253,8 @@ int main(int argc, char **argv)
         b.z[i] = b.y[i] = 0;
     }
     printf("isa %s, one thread: read %.1f GB/s, bf16 %.1f GFLOP/s, f32 %.1f GFLOP/s\n", b.ops->isa,
-           b.roofs.read_bytes_per_s / 1e9, b.roofs.bf16_flop_per_s / 1e9, b.roofs.f32_flop_per_s / 1e9);
+           b.roofs.read_bytes_per_s / 1e9, b.roofs.bf16_flop_per_s / 1e9,
+           b.roofs.f32_flop_per_s / 1e9);
     run(&b);
     k3i_team_free(team);
     return 0;

@@ -1,13 +1,17 @@
-/* roofs.c: see roofs.h. A roof is only honest if nothing can beat it, so the read loop tries several numbers of streams
- * and prefetch distances and keeps the best, and the arithmetic loops have more independent chains than the latency
- * needs. Members start together and the slowest one counts: its time is the step's time. */
+/* roofs.c: see roofs.h. A roof is only honest if nothing can beat it, so the read loop tries
+ * several numbers of streams and prefetch distances and keeps the best, and the arithmetic loops
+ * have more independent chains than the latency needs. Members start together and the slowest one
+ * counts: its time is the step's time. */
 #include "roofs.h"
 
 #include <time.h>
 
 #define LEAST_BYTES ((size_t)256 << 20) /* all parts together, and */
-#define PART_BYTES ((size_t)64 << 20)   /* one member's part: beyond the last-level cache by the time it comes again */
-#define PIECE_BYTES ((size_t)8 << 20)   /* read in one timed step: short, so that some step runs undisturbed */
+#define PART_BYTES \
+    ((size_t)64    \
+     << 20) /* one member's part: beyond the last-level cache by the time it comes again */
+#define PIECE_BYTES \
+    ((size_t)8 << 20) /* read in one timed step: short, so that some step runs undisturbed */
 enum { READ_STEPS = 480, FLOP_STEPS = 30 };
 
 typedef struct {
@@ -15,8 +19,8 @@ typedef struct {
     unsigned char *buf;
     size_t part, piece; /* bytes of a member; where its next piece starts */
     size_t n_stream, ahead;
-    int kind; /* what to run, see below */
-    size_t n; /* rounds of multiply-adds */
+    int kind;       /* what to run, see below */
+    size_t n;       /* rounds of multiply-adds */
     double *flop;   /* [members] */
     uint64_t *sink; /* [members]: keeps results alive */
 } work;
@@ -29,7 +33,8 @@ static void member(void *arg, size_t i, size_t n)
     work *w = arg;
     float f = 0;
     switch (w->kind) {
-    case FILL: /* written by the member that reads it, so its memory is near; not zero, so the pages are real */
+    case FILL: /* written by the member that reads it, so its memory is near; not zero, so the pages
+                  are real */
         memset(w->buf + i * w->part, (int)i + 1, w->part);
         break;
     case READ:

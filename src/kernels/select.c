@@ -8,9 +8,9 @@
 
 /* Declarations of the other levels: the same list under another decoration. */
 #ifdef K3_X86_64
-#define OP(name, class, args)                                                                      \
-    void k3i_##name##__avx2 args;                                                                  \
-    void k3i_##name##__avx512 args;                                                                \
+#define OP(name, class, args)       \
+    void k3i_##name##__avx2 args;   \
+    void k3i_##name##__avx512 args; \
     void k3i_##name##__avx512bf16 args;
 #include "kernels.def"
 #undef OP
@@ -64,8 +64,8 @@ static const k3i_ops *const tables[] = {
 #endif
 };
 
-/* Whether this CPU and operating system run the code of `isa`. The compiler's builtin looks at both CPUID and the
- * registers that the system saves. */
+/* Whether this CPU and operating system run the code of `isa`. The compiler's builtin looks at both
+ * CPUID and the registers that the system saves. */
 static int cpu_has(const char *isa)
 {
 #ifdef K3_X86_64

@@ -114,8 +114,8 @@ void fx_expect(const float *got, const float *want, size_t n, float tol, const c
             ok = fabs((double)got[i] - (double)want[i]) <= (double)tol * (double)top;
         }
         if (!ok)
-            fail_msg("%s: element %zu of %zu is %.9g, expected %.9g (largest %.3g, tolerance %.1e)", what, i, n,
-                     (double)got[i], (double)want[i], (double)top, (double)tol);
+            fail_msg("%s: element %zu of %zu is %.9g, expected %.9g (largest %.3g, tolerance %.1e)",
+                     what, i, n, (double)got[i], (double)want[i], (double)top, (double)tol);
     }
 }
 

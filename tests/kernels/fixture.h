@@ -6,7 +6,8 @@
 
 #include "kernels.h"
 
-/* Tolerance of each op across instruction sets, from the class in kernels.def: 0 = the same bits. */
+/* Tolerance of each op across instruction sets, from the class in kernels.def: 0 = the same bits.
+ */
 #define EXACT 0.0f
 #define REL(x) ((float)(x))
 typedef struct {
@@ -27,7 +28,8 @@ typedef struct {
 } fx;
 
 void fx_init(fx *f, uint64_t seed);
-/* n elements of `size` bytes whose address is `offset` elements past a 64-byte boundary; contents are guard bytes. */
+/* n elements of `size` bytes whose address is `offset` elements past a 64-byte boundary; contents
+ * are guard bytes. */
 void *fx_new(fx *f, size_t n, size_t size, size_t offset);
 /* Checks all guards and frees everything. */
 void fx_done(fx *f, const char *what);
@@ -40,7 +42,8 @@ uint8_t *fx_bytes(fx *f, size_t n, uint8_t from, uint8_t to); /* uniform in from
 float *fx_out(fx *f, size_t n);
 float *fx_copy(fx *f, const float *x, size_t n);
 
-/* |got - want| <= tol * max |want|, NaN where NaN, equal infinities; tol 0: the same bits (any NaN for NaN). */
+/* |got - want| <= tol * max |want|, NaN where NaN, equal infinities; tol 0: the same bits (any NaN
+ * for NaN). */
 void fx_expect(const float *got, const float *want, size_t n, float tol, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 /* The same bytes. */

@@ -1,5 +1,5 @@
-/* The oracle itself against numbers that are not ours: libm, formulas in double, and the vectors of the model
- * descriptions; and the choice of a table. */
+/* The oracle itself against numbers that are not ours: libm, formulas in double, and the vectors of
+ * the model descriptions; and the choice of a table. */
 #include "fixture.h"
 
 #include "ref/ref.h"
@@ -23,23 +23,26 @@ static void functions_agree_with_libm(void **state)
     }
     assert_true(k3i_ref_exp(-(double)INFINITY) == 0 && isinf(k3i_ref_exp((double)INFINITY)));
     assert_true(k3i_ref_tanh((double)INFINITY) == 1 && k3i_ref_erf(-(double)INFINITY) == -1);
-    assert_true(isnan(k3i_ref_exp((double)NAN)) && isnan(k3i_ref_tanh((double)NAN)) && isnan(k3i_ref_erf((double)NAN)));
+    assert_true(isnan(k3i_ref_exp((double)NAN)) && isnan(k3i_ref_tanh((double)NAN)) &&
+                isnan(k3i_ref_erf((double)NAN)));
 }
 
-/* text-model 7.2: an expert matrix of golden model A, its first bytes, scales and dequantised values. */
+/* text-model 7.2: an expert matrix of golden model A, its first bytes, scales and dequantised
+ * values. */
 static void mxfp4_gives_the_published_values(void **state)
 {
     (void)state;
     static const uint8_t packed[16] = {147, 245, 251, 164, 80, 231, 159, 159}, scale = 122;
-    static const float want[8] = {0.046875f, -0.015625f, 0.09375f, -0.1875f, -0.046875f, -0.1875f, 0.0625f, -0.03125f};
+    static const float want[8] = {0.046875f,  -0.015625f, 0.09375f, -0.1875f,
+                                  -0.046875f, -0.1875f,   0.0625f,  -0.03125f};
     const k3i_ops *ops;
-    FOR_EACH_ISA(ops) for (size_t c = 0; c < 8; c++)
-    {
-        float x[32] = {0}, y;
-        x[c] = 1;
-        ops->gemm_mxfp4_f32(&y, 1, x, 32, packed, &scale, 1, 1, 32);
-        assert_true(y == want[c]);
-    }
+    FOR_EACH_ISA (ops)
+        for (size_t c = 0; c < 8; c++) {
+            float x[32] = {0}, y;
+            x[c] = 1;
+            ops->gemm_mxfp4_f32(&y, 1, x, 32, packed, &scale, 1, 1, 32);
+            assert_true(y == want[c]);
+        }
 }
 
 /* vision 4.3: the pairs at row 3, column 5, and a rotation by .1 .2 .3 .4. */
@@ -56,8 +59,7 @@ static void rope_gives_the_published_values(void **state)
         cs[2 * p + 1] = (float)sin(0.1 * (p + 1));
     }
     const k3i_ops *ops;
-    FOR_EACH_ISA(ops)
-    {
+    FOR_EACH_ISA (ops) {
         ops->rope(y, x, cs, 4, 0);
         for (int i = 0; i < 8; i++)
             assert_true(fabsf(y[i] - want[i]) < 1e-6f);
@@ -75,8 +77,7 @@ static void rmsnorm_has_its_eps_and_roundings(void **state)
         one[i] = 0x3f80;
     }
     const k3i_ops *ops;
-    FOR_EACH_ISA(ops)
-    {
+    FOR_EACH_ISA (ops) {
         ops->rmsnorm(y, x, one, 16, 0x1p-23f, 0);
         assert_true(fabsf(y[5] - 0.9428091f) < 1e-6f);
         ops->rmsnorm(y, x, one, 16, 0x1p-23f, 2);
@@ -87,7 +88,8 @@ static void rmsnorm_has_its_eps_and_roundings(void **state)
             w[i] = 0x3f81;
         ops->rmsnorm(y, x, w, 16, 0x1p-23f, 1);
         assert_true(y[5] == k3i_round_bf16(0.94140625f * 1.0078125f));
-        /* the single rounding of mode 2 differs for some weight: otherwise the modes would be one */
+        /* the single rounding of mode 2 differs for some weight: otherwise the modes would be one
+         */
         int differ = 0;
         for (k3i_bf16 h = 0x3f80; h < 0x3fff; h++) {
             float a[16], b[16];
@@ -95,7 +97,8 @@ static void rmsnorm_has_its_eps_and_roundings(void **state)
                 w[i] = h;
             ops->rmsnorm(a, x, w, 16, 0x1p-23f, 1);
             ops->rmsnorm(b, x, w, 16, 0x1p-23f, 2);
-            assert_true(b[3] == k3i_round_bf16(k3i_from_bf16(h) * (float)(0x1p-10 / sqrt(0x1p-20 + 0x1p-23))));
+            assert_true(b[3] == k3i_round_bf16(k3i_from_bf16(h) *
+                                               (float)(0x1p-10 / sqrt(0x1p-20 + 0x1p-23))));
             differ += a[3] != b[3];
         }
         assert_true(differ > 10);
@@ -106,16 +109,18 @@ static void rmsnorm_has_its_eps_and_roundings(void **state)
 static void situ_is_the_formula(void **state)
 {
     (void)state;
-    static const float g[] = {-30, -3, -0.5f, 1e-4f, 0.7f, 5, 40}, u[] = {-200, -20, -1e-3f, 1e-6f, 0.5f, 9, 300};
+    static const float g[] = {-30, -3, -0.5f, 1e-4f, 0.7f, 5, 40},
+                       u[] = {-200, -20, -1e-3f, 1e-6f, 0.5f, 9, 300};
     const k3i_ops *ops;
-    FOR_EACH_ISA(ops) for (int i = 0; i < 7; i++) for (int j = 0; j < 7; j++)
-    {
-        double gd = (double)g[i], ud = (double)u[j];
-        double want = 4 * tanh(gd / 4) / (1 + exp(-gd)) * 25 * tanh(ud / 25);
-        float y;
-        ops->situ(&y, g + i, u + j, 1, 4.0f, 25.0f, 0);
-        assert_true(fabs((double)y - want) <= 2e-6 * fabs(want));
-    }
+    FOR_EACH_ISA (ops)
+        for (int i = 0; i < 7; i++)
+            for (int j = 0; j < 7; j++) {
+                double gd = (double)g[i], ud = (double)u[j];
+                double want = 4 * tanh(gd / 4) / (1 + exp(-gd)) * 25 * tanh(ud / 25);
+                float y;
+                ops->situ(&y, g + i, u + j, 1, 4.0f, 25.0f, 0);
+                assert_true(fabs((double)y - want) <= 2e-6 * fabs(want));
+            }
 }
 
 /* text-model 4.5.3 at its ends: e^-5 and 1, and the bias inside the product. */
@@ -124,20 +129,21 @@ static void decay_is_bounded(void **state)
     (void)state;
     static const float gate[] = {-1000, -2, 0, 0.5f, 1000}, bias = -0.25f;
     const k3i_ops *ops;
-    FOR_EACH_ISA(ops) for (int i = 0; i < 5; i++)
-    {
-        double want = exp(-5.0 / (1 + exp(-1.7 * ((double)gate[i] - 0.25))));
-        float y;
-        ops->kda_decay(&y, gate + i, &bias, 1.7f, -5.0f, 1);
-        assert_true(fabs((double)y - want) <= 2e-6 * want && y <= 1.0f && y >= 0.0067f);
-    }
+    FOR_EACH_ISA (ops)
+        for (int i = 0; i < 5; i++) {
+            double want = exp(-5.0 / (1 + exp(-1.7 * ((double)gate[i] - 0.25))));
+            float y;
+            ops->kda_decay(&y, gate + i, &bias, 1.7f, -5.0f, 1);
+            assert_true(fabs((double)y - want) <= 2e-6 * want && y <= 1.0f && y >= 0.0067f);
+        }
 }
 
 /* text-model 4.5.4, two tokens of a 2 x 2 state by hand in double. */
 static void kda_step_is_the_recurrence(void **state)
 {
     (void)state;
-    static const float q[] = {0.6f, -0.3f, 0.2f, 0.7f}, k[] = {0.8f, 0.6f, -0.28f, 0.96f}, v[] = {1.5f, -2, 0.25f, 3};
+    static const float q[] = {0.6f, -0.3f, 0.2f, 0.7f}, k[] = {0.8f, 0.6f, -0.28f, 0.96f},
+                       v[] = {1.5f, -2, 0.25f, 3};
     static const float decay[] = {0.9f, 0.01f, 0.5f, 1}, beta[] = {0.7f, 0.3f};
     double S[2][2] = {{1, -0.5}, {0.25, 2}}, e[4], o[4];
     for (int t = 0; t < 2; t++) {
@@ -156,8 +162,7 @@ static void kda_step_is_the_recurrence(void **state)
         }
     }
     const k3i_ops *ops;
-    FOR_EACH_ISA(ops)
-    {
+    FOR_EACH_ISA (ops) {
         float Sf[4] = {1, -0.5f, 0.25f, 2}, of[4], ef[4];
         ops->kda_step(Sf, of, ef, q, k, v, decay, 2, beta, 1, 2, 2, 2);
         for (int i = 0; i < 4; i++) {
@@ -218,8 +223,7 @@ static void roof_loops_do_the_work(void **state)
     for (size_t i = 0; i < BYTES / 8; i++)
         want ^= word[i] = test_rnd(&seed);
     const k3i_ops *ops;
-    FOR_EACH_ISA(ops)
-    {
+    FOR_EACH_ISA (ops) {
         for (size_t streams = 1; streams <= 8; streams *= 2) {
             uint64_t got = 0;
             ops->roof_read(&got, word, BYTES, streams, streams == 4 ? 1024 : 0);

@@ -1,6 +1,6 @@
-/* vec.h (AVX2, FMA, F16C not needed): the vector layer under simd/: 8 f32 lanes. Private to this folder: everything
- * is static, so no copy of it can reach a CPU without AVX2. Loads and stores with a count touch exactly that many
- * elements; counts of 8 or more mean a whole vector. */
+/* vec.h (AVX2, FMA, F16C not needed): the vector layer under simd/: 8 f32 lanes. Private to this
+ * folder: everything is static, so no copy of it can reach a CPU without AVX2. Loads and stores
+ * with a count touch exactly that many elements; counts of 8 or more mean a whole vector. */
 #ifndef K3I_AVX2_VEC_H
 #define K3I_AVX2_VEC_H
 
@@ -10,7 +10,8 @@
 
 #define ISA_NAME(op) k3i_##op##__avx2
 #define INLINE static inline __attribute__((always_inline, unused))
-/* Before the loops over a register tile: it stays in registers only if they are unrolled completely. */
+/* Before the loops over a register tile: it stays in registers only if they are unrolled
+ * completely. */
 #ifdef __clang__
 #define UNROLL _Pragma("unroll")
 #else
@@ -19,11 +20,20 @@
 
 enum {
     VW = 8,      /* lanes */
-    GEMM_MR = 3, /* register tile of matrix products: 3 rows x 4 outputs = 12 accumulators of 16 registers */
-    GEMM_NR = 4,
+    GEMM_MR = 2, /* register tile of matrix products: 2 rows x 6 outputs = 12 of 16 registers */
+    GEMM_NR = 6,
     COL_MR = 6, /* register tile where lanes are columns: 6 rows x 2 vectors */
     COL_NV = 2,
 };
+
+/* Calls f with the rows of a tile, `left` or GEMM_MR, as a constant, so that the tile stays in
+ * registers. */
+#define WITH_MR(left, f) \
+    if ((left) == 1) {   \
+        f(1);            \
+    } else {             \
+        f(GEMM_MR);      \
+    }
 
 typedef __m256 vec;
 
@@ -34,10 +44,22 @@ INLINE __m256i lanes(size_t n)
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n >= 8 ? 8 : (int)n), index);
 }
 
-INLINE vec v_zero(void) { return _mm256_setzero_ps(); }
-INLINE vec v_set1(float x) { return _mm256_set1_ps(x); }
-INLINE vec v_load(const float *p) { return _mm256_loadu_ps(p); }
-INLINE void v_store(float *p, vec x) { _mm256_storeu_ps(p, x); }
+INLINE vec v_zero(void)
+{
+    return _mm256_setzero_ps();
+}
+INLINE vec v_set1(float x)
+{
+    return _mm256_set1_ps(x);
+}
+INLINE vec v_load(const float *p)
+{
+    return _mm256_loadu_ps(p);
+}
+INLINE void v_store(float *p, vec x)
+{
+    _mm256_storeu_ps(p, x);
+}
 
 INLINE vec v_load_n(const float *p, size_t n)
 {
@@ -72,7 +94,8 @@ INLINE vec v_load_bf16_n(const uint16_t *p, size_t n)
     return v_load_bf16(tail);
 }
 
-/* The bits of x rounded to bf16 (nearest even, NaN quiet) in the upper half of each lane; the lower half is 0. */
+/* The bits of x rounded to bf16 (nearest even, NaN quiet) in the upper half of each lane; the lower
+ * half is 0. */
 INLINE __m256i v_bf16_bits(vec x)
 {
     __m256i b = _mm256_castps_si256(x);
@@ -84,7 +107,10 @@ INLINE __m256i v_bf16_bits(vec x)
     return _mm256_and_si256(r, _mm256_set1_epi32((int)0xffff0000u));
 }
 
-INLINE vec v_round_bf16(vec x) { return _mm256_castsi256_ps(v_bf16_bits(x)); }
+INLINE vec v_round_bf16(vec x)
+{
+    return _mm256_castsi256_ps(v_bf16_bits(x));
+}
 
 INLINE void v_store_bf16_n(uint16_t *p, vec x, size_t n)
 {
@@ -99,16 +125,43 @@ INLINE void v_store_bf16_n(uint16_t *p, vec x, size_t n)
     __builtin_memcpy(p, tail, n * sizeof *p);
 }
 
-INLINE vec v_add(vec a, vec b) { return _mm256_add_ps(a, b); }
-INLINE vec v_sub(vec a, vec b) { return _mm256_sub_ps(a, b); }
-INLINE vec v_mul(vec a, vec b) { return _mm256_mul_ps(a, b); }
-INLINE vec v_div(vec a, vec b) { return _mm256_div_ps(a, b); }
-INLINE vec v_fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }   /* a b + c */
-INLINE vec v_fnma(vec a, vec b, vec c) { return _mm256_fnmadd_ps(a, b, c); } /* c - a b */
+INLINE vec v_add(vec a, vec b)
+{
+    return _mm256_add_ps(a, b);
+}
+INLINE vec v_sub(vec a, vec b)
+{
+    return _mm256_sub_ps(a, b);
+}
+INLINE vec v_mul(vec a, vec b)
+{
+    return _mm256_mul_ps(a, b);
+}
+INLINE vec v_div(vec a, vec b)
+{
+    return _mm256_div_ps(a, b);
+}
+INLINE vec v_fma(vec a, vec b, vec c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+} /* a b + c */
+INLINE vec v_fnma(vec a, vec b, vec c)
+{
+    return _mm256_fnmadd_ps(a, b, c);
+} /* c - a b */
 /* The second operand where either is NaN. */
-INLINE vec v_max(vec a, vec b) { return _mm256_max_ps(a, b); }
-INLINE vec v_min(vec a, vec b) { return _mm256_min_ps(a, b); }
-INLINE vec v_abs(vec x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+INLINE vec v_max(vec a, vec b)
+{
+    return _mm256_max_ps(a, b);
+}
+INLINE vec v_min(vec a, vec b)
+{
+    return _mm256_min_ps(a, b);
+}
+INLINE vec v_abs(vec x)
+{
+    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+}
 
 INLINE vec v_copysign(vec x, vec sign)
 {
@@ -116,7 +169,10 @@ INLINE vec v_copysign(vec x, vec sign)
     return _mm256_or_ps(_mm256_andnot_ps(m, x), _mm256_and_ps(m, sign));
 }
 
-INLINE vec v_xor(vec a, vec b) { return _mm256_xor_ps(a, b); }
+INLINE vec v_xor(vec a, vec b)
+{
+    return _mm256_xor_ps(a, b);
+}
 
 /* a < b ? yes : no */
 INLINE vec v_if_lt(vec a, vec b, vec yes, vec no)
@@ -136,7 +192,8 @@ INLINE vec v_nearest(vec x)
     return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-/* x * 2^n for integral n in -252..254, in two steps so that the result may be subnormal or infinite. */
+/* x * 2^n for integral n in -252..254, in two steps so that the result may be subnormal or
+ * infinite. */
 INLINE vec v_scale2(vec x, vec n)
 {
     __m256i i = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(i, 1);
@@ -147,13 +204,26 @@ INLINE vec v_scale2(vec x, vec n)
 }
 
 /* The other order of the pairs (1 0 3 2 ..), even lanes only, odd lanes only. */
-INLINE vec v_swap_pairs(vec x) { return _mm256_permute_ps(x, 0xb1); }
-INLINE vec v_dup_even(vec x) { return _mm256_moveldup_ps(x); }
-INLINE vec v_dup_odd(vec x) { return _mm256_movehdup_ps(x); }
+INLINE vec v_swap_pairs(vec x)
+{
+    return _mm256_permute_ps(x, 0xb1);
+}
+INLINE vec v_dup_even(vec x)
+{
+    return _mm256_moveldup_ps(x);
+}
+INLINE vec v_dup_odd(vec x)
+{
+    return _mm256_movehdup_ps(x);
+}
 /* even lanes a - b, odd lanes a + b */
-INLINE vec v_addsub(vec a, vec b) { return _mm256_addsub_ps(a, b); }
+INLINE vec v_addsub(vec a, vec b)
+{
+    return _mm256_addsub_ps(a, b);
+}
 
-/* Sums of the lanes of four vectors. The tree, the same for every sum in this folder: lane i with i + 4, then + 2,
+/* Sums of the lanes of four vectors. The tree, the same for every sum in this folder: lane i with i
+ * + 4, then + 2,
  * + 1. */
 INLINE __m128 v_sum4(vec a, vec b, vec c, vec d)
 {
@@ -166,7 +236,10 @@ INLINE __m128 v_sum4(vec a, vec b, vec c, vec d)
     return _mm_add_ps(_mm_shuffle_ps(ab, cd, 0x88), _mm_shuffle_ps(ab, cd, 0xdd));
 }
 
-INLINE float v_sum(vec x) { return _mm_cvtss_f32(v_sum4(x, v_zero(), v_zero(), v_zero())); }
+INLINE float v_sum(vec x)
+{
+    return _mm_cvtss_f32(v_sum4(x, v_zero(), v_zero(), v_zero()));
+}
 
 /* Largest lanes of four vectors; where a lane is NaN the result is unspecified. */
 INLINE __m128 v_max4(vec a, vec b, vec c, vec d)
@@ -212,8 +285,8 @@ INLINE vec v_load_e2m1(const uint8_t *p)
 {
     int32_t d;
     __builtin_memcpy(&d, p, 4);
-    __m256i v = _mm256_srlv_epi32(_mm256_set1_epi32(d),
-                                  _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    __m256i v =
+        _mm256_srlv_epi32(_mm256_set1_epi32(d), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
     vec mag = _mm256_permutevar8x32_ps(_mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6), v);
     __m256i sign = _mm256_and_si256(_mm256_slli_epi32(v, 28), _mm256_set1_epi32((int)0x80000000u));
     return _mm256_or_ps(mag, _mm256_castsi256_ps(sign));

@@ -1,4 +1,5 @@
-/* bf16_ops.h (AVX-512 BF16): the pair product, and the names of the operations that are built on it. */
+/* bf16_ops.h (AVX-512 BF16): the pair product, and the names of the operations that are built on
+ * it. */
 #ifndef K3I_AVX512_BF16_OPS_H
 #define K3I_AVX512_BF16_OPS_H
 

@@ -1,4 +1,5 @@
-/* kernels.c (AVX-512 without the bf16 product): every operation from the bodies under simd/, on 16 lanes. */
+/* kernels.c (AVX-512 without the bf16 product): every operation from the bodies under simd/, on 16
+ * lanes. */
 #include "vec.h"
 
 #include "../simd/isa.h"

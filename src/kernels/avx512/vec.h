@@ -1,6 +1,6 @@
-/* vec.h (AVX-512 F, BW, DQ, VL): the vector layer under simd/: 16 f32 lanes. Private to this folder: everything is
- * static, so no copy of it can reach a CPU without AVX-512. Loads and stores with a count touch exactly that many
- * elements; counts of 16 or more mean a whole vector. */
+/* vec.h (AVX-512 F, BW, DQ, VL): the vector layer under simd/: 16 f32 lanes. Private to this
+ * folder: everything is static, so no copy of it can reach a CPU without AVX-512. Loads and stores
+ * with a count touch exactly that many elements; counts of 16 or more mean a whole vector. */
 #ifndef K3I_AVX512_VEC_H
 #define K3I_AVX512_VEC_H
 
@@ -12,7 +12,8 @@
 #define ISA_NAME(op) k3i_##op##__avx512
 #endif
 #define INLINE static inline __attribute__((always_inline, unused))
-/* Before the loops over a register tile: it stays in registers only if they are unrolled completely. */
+/* Before the loops over a register tile: it stays in registers only if they are unrolled
+ * completely. */
 #ifdef __clang__
 #define UNROLL _Pragma("unroll")
 #else
@@ -21,11 +22,25 @@
 
 enum {
     VW = 16,     /* lanes */
-    GEMM_MR = 4, /* register tile of matrix products: 4 rows x 6 outputs = 24 accumulators of 32 registers */
+    GEMM_MR = 4, /* register tile of matrix products: 4 rows x 6 outputs = 24 accumulators of 32
+                    registers */
     GEMM_NR = 6,
     COL_MR = 6, /* register tile where lanes are columns: 6 rows x 4 vectors */
     COL_NV = 4,
 };
+
+/* Calls f with the rows of a tile, `left` or GEMM_MR, as a constant, so that the tile stays in
+ * registers. */
+#define WITH_MR(left, f)      \
+    if ((left) == 1) {        \
+        f(1);                 \
+    } else if ((left) == 2) { \
+        f(2);                 \
+    } else if ((left) == 3) { \
+        f(3);                 \
+    } else {                  \
+        f(GEMM_MR);           \
+    }
 
 typedef __m512 vec;
 
@@ -35,10 +50,22 @@ INLINE __mmask16 lanes(size_t n)
     return (__mmask16)(0xffffu >> (n >= 16 ? 0 : 16 - n));
 }
 
-INLINE vec v_zero(void) { return _mm512_setzero_ps(); }
-INLINE vec v_set1(float x) { return _mm512_set1_ps(x); }
-INLINE vec v_load(const float *p) { return _mm512_loadu_ps(p); }
-INLINE void v_store(float *p, vec x) { _mm512_storeu_ps(p, x); }
+INLINE vec v_zero(void)
+{
+    return _mm512_setzero_ps();
+}
+INLINE vec v_set1(float x)
+{
+    return _mm512_set1_ps(x);
+}
+INLINE vec v_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+INLINE void v_store(float *p, vec x)
+{
+    _mm512_storeu_ps(p, x);
+}
 
 INLINE vec v_load_n(const float *p, size_t n)
 {
@@ -69,7 +96,8 @@ INLINE vec v_load_bf16_n(const uint16_t *p, size_t n)
     return n >= 16 ? v_load_bf16(p) : v_from_bf16(_mm256_maskz_loadu_epi16(lanes(n), p));
 }
 
-/* The bits of x rounded to bf16 (nearest even, NaN quiet) in the upper half of each lane; the lower half is 0. */
+/* The bits of x rounded to bf16 (nearest even, NaN quiet) in the upper half of each lane; the lower
+ * half is 0. */
 INLINE __m512i v_bf16_bits(vec x)
 {
     __m512i b = _mm512_castps_si512(x);
@@ -80,7 +108,10 @@ INLINE __m512i v_bf16_bits(vec x)
     return _mm512_and_si512(r, _mm512_set1_epi32((int)0xffff0000u));
 }
 
-INLINE vec v_round_bf16(vec x) { return _mm512_castsi512_ps(v_bf16_bits(x)); }
+INLINE vec v_round_bf16(vec x)
+{
+    return _mm512_castsi512_ps(v_bf16_bits(x));
+}
 
 INLINE void v_store_bf16_n(uint16_t *p, vec x, size_t n)
 {
@@ -92,25 +123,55 @@ INLINE void v_store_bf16_n(uint16_t *p, vec x, size_t n)
     }
 }
 
-INLINE vec v_add(vec a, vec b) { return _mm512_add_ps(a, b); }
-INLINE vec v_sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
-INLINE vec v_mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
-INLINE vec v_div(vec a, vec b) { return _mm512_div_ps(a, b); }
-INLINE vec v_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }   /* a b + c */
-INLINE vec v_fnma(vec a, vec b, vec c) { return _mm512_fnmadd_ps(a, b, c); } /* c - a b */
+INLINE vec v_add(vec a, vec b)
+{
+    return _mm512_add_ps(a, b);
+}
+INLINE vec v_sub(vec a, vec b)
+{
+    return _mm512_sub_ps(a, b);
+}
+INLINE vec v_mul(vec a, vec b)
+{
+    return _mm512_mul_ps(a, b);
+}
+INLINE vec v_div(vec a, vec b)
+{
+    return _mm512_div_ps(a, b);
+}
+INLINE vec v_fma(vec a, vec b, vec c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+} /* a b + c */
+INLINE vec v_fnma(vec a, vec b, vec c)
+{
+    return _mm512_fnmadd_ps(a, b, c);
+} /* c - a b */
 /* The second operand where either is NaN. */
-INLINE vec v_max(vec a, vec b) { return _mm512_max_ps(a, b); }
-INLINE vec v_min(vec a, vec b) { return _mm512_min_ps(a, b); }
-INLINE vec v_abs(vec x) { return _mm512_abs_ps(x); }
+INLINE vec v_max(vec a, vec b)
+{
+    return _mm512_max_ps(a, b);
+}
+INLINE vec v_min(vec a, vec b)
+{
+    return _mm512_min_ps(a, b);
+}
+INLINE vec v_abs(vec x)
+{
+    return _mm512_abs_ps(x);
+}
 
 INLINE vec v_copysign(vec x, vec sign)
 {
     __m512i m = _mm512_set1_epi32((int)0x80000000u);
-    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(x),
-                                                         _mm512_castps_si512(sign), m, 0xd8));
+    return _mm512_castsi512_ps(
+        _mm512_ternarylogic_epi32(_mm512_castps_si512(x), _mm512_castps_si512(sign), m, 0xd8));
 }
 
-INLINE vec v_xor(vec a, vec b) { return _mm512_xor_ps(a, b); }
+INLINE vec v_xor(vec a, vec b)
+{
+    return _mm512_xor_ps(a, b);
+}
 
 /* a < b ? yes : no */
 INLINE vec v_if_lt(vec a, vec b, vec yes, vec no)
@@ -119,7 +180,10 @@ INLINE vec v_if_lt(vec a, vec b, vec yes, vec no)
 }
 
 /* Lanes from n on become `fill`. */
-INLINE vec v_keep_n(vec x, size_t n, vec fill) { return _mm512_mask_blend_ps(lanes(n), fill, x); }
+INLINE vec v_keep_n(vec x, size_t n, vec fill)
+{
+    return _mm512_mask_blend_ps(lanes(n), fill, x);
+}
 
 /* Nearest integer, ties to even. */
 INLINE vec v_nearest(vec x)
@@ -128,16 +192,32 @@ INLINE vec v_nearest(vec x)
 }
 
 /* x * 2^n for integral n; overflow to infinity, gradual underflow. */
-INLINE vec v_scale2(vec x, vec n) { return _mm512_scalef_ps(x, n); }
+INLINE vec v_scale2(vec x, vec n)
+{
+    return _mm512_scalef_ps(x, n);
+}
 
 /* The other order of the pairs (1 0 3 2 ..), even lanes only, odd lanes only. */
-INLINE vec v_swap_pairs(vec x) { return _mm512_permute_ps(x, 0xb1); }
-INLINE vec v_dup_even(vec x) { return _mm512_moveldup_ps(x); }
-INLINE vec v_dup_odd(vec x) { return _mm512_movehdup_ps(x); }
+INLINE vec v_swap_pairs(vec x)
+{
+    return _mm512_permute_ps(x, 0xb1);
+}
+INLINE vec v_dup_even(vec x)
+{
+    return _mm512_moveldup_ps(x);
+}
+INLINE vec v_dup_odd(vec x)
+{
+    return _mm512_movehdup_ps(x);
+}
 /* even lanes a - b, odd lanes a + b */
-INLINE vec v_addsub(vec a, vec b) { return _mm512_mask_sub_ps(_mm512_add_ps(a, b), 0x5555, a, b); }
+INLINE vec v_addsub(vec a, vec b)
+{
+    return _mm512_mask_sub_ps(_mm512_add_ps(a, b), 0x5555, a, b);
+}
 
-/* Sums of the lanes of four vectors. The tree, the same for every sum in this folder: lane i with i + 8, then + 4,
+/* Sums of the lanes of four vectors. The tree, the same for every sum in this folder: lane i with i
+ * + 8, then + 4,
  * + 2, + 1. */
 INLINE __m128 v_sum4(vec a, vec b, vec c, vec d)
 {
@@ -150,7 +230,10 @@ INLINE __m128 v_sum4(vec a, vec b, vec c, vec d)
     return _mm512_castps512_ps128(_mm512_permutexvar_ps(first, s));
 }
 
-INLINE float v_sum(vec x) { return _mm_cvtss_f32(v_sum4(x, v_zero(), v_zero(), v_zero())); }
+INLINE float v_sum(vec x)
+{
+    return _mm_cvtss_f32(v_sum4(x, v_zero(), v_zero(), v_zero()));
+}
 
 /* Largest lanes of four vectors; where a lane is NaN the result is unspecified. */
 INLINE __m128 v_max4(vec a, vec b, vec c, vec d)
@@ -179,7 +262,8 @@ INLINE void v_transpose(vec *r)
         r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
     }
     for (size_t c = 0; c < 4; c++) {
-        __m512 a = _mm512_shuffle_f32x4(r[c], r[4 + c], 0x88), b = _mm512_shuffle_f32x4(r[c], r[4 + c], 0xdd);
+        __m512 a = _mm512_shuffle_f32x4(r[c], r[4 + c], 0x88),
+               b = _mm512_shuffle_f32x4(r[c], r[4 + c], 0xdd);
         __m512 d = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0x88);
         __m512 e = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0xdd);
         t[c] = _mm512_shuffle_f32x4(a, d, 0x88);
@@ -203,7 +287,8 @@ INLINE vec v_load_e2m1(const uint8_t *p)
     __builtin_memcpy(d, p, 8);
     __m512i v = _mm512_inserti64x4(_mm512_set1_epi32(d[0]), _mm256_set1_epi32(d[1]), 1);
     __m512i shift = _mm512_set_epi32(28, 24, 20, 16, 12, 8, 4, 0, 28, 24, 20, 16, 12, 8, 4, 0);
-    vec table = _mm512_set_ps(-6, -4, -3, -2, -1.5f, -1, -0.5f, -0.0f, 6, 4, 3, 2, 1.5f, 1, 0.5f, 0);
+    vec table =
+        _mm512_set_ps(-6, -4, -3, -2, -1.5f, -1, -0.5f, -0.0f, 6, 4, 3, 2, 1.5f, 1, 0.5f, 0);
     return _mm512_permutexvar_ps(_mm512_srlv_epi32(v, shift), table);
 }
 

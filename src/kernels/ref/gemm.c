@@ -37,8 +37,7 @@ void k3i_gemm_bf16__ref(float *y, size_t y_stride, const k3i_bf16 *x, size_t x_s
         for (size_t o = 0; o < n_out; o++) {
             double sum = 0;
             for (size_t i = 0; i < k; i++)
-                sum += (double)k3i_from_bf16(x[r * x_stride + i]) *
-                       weight(w, o * k + i);
+                sum += (double)k3i_from_bf16(x[r * x_stride + i]) * weight(w, o * k + i);
             y[r * y_stride + o] = (float)sum;
         }
     }

@@ -1,4 +1,5 @@
-/* roof.c: what portable scalar code can do; eight independent chains hide the latency of add and multiply. */
+/* roof.c: what portable scalar code can do; eight independent chains hide the latency of add and
+ * multiply. */
 #include "ref.h"
 
 enum { CHAINS = 8 };

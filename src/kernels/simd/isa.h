@@ -1,6 +1,6 @@
-/* isa.h: what an instruction-set file may know of the rest: constants and its own declarations. It includes neither
- * kernels.h nor bf16.h, whose inline functions, compiled with this file's flags, could be linked into code for
- * older CPUs. The including file has defined ISA_NAME. */
+/* isa.h: what an instruction-set file may know of the rest: constants and its own declarations. It
+ * includes neither kernels.h nor bf16.h, whose inline functions, compiled with this file's flags,
+ * could be linked into code for older CPUs. The including file has defined ISA_NAME. */
 #ifndef K3I_ISA_H
 #define K3I_ISA_H
 
