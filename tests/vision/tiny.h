@@ -36,6 +36,16 @@ static inline k3i_weight weight_ones(tower *t, size_t n)
     return (k3i_weight){.f32 = p};
 }
 
+/* 1 + fill(.03): norm weights that show where a norm rounds. */
+static inline k3i_weight weight_gain(tower *t, size_t n)
+{
+    k3i_weight w = weight_fill(t, n, .03);
+    float *p = (float *)(uintptr_t)w.f32;
+    for (size_t i = 0; i < n; i++)
+        p[i] += 1.0f;
+    return w;
+}
+
 static inline tower tiny_tower(void)
 {
     tower t = {.cfg = {.patch_size = 2, .hidden_size = 16, .qkv_hidden_size = 24,
