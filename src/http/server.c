@@ -530,7 +530,8 @@ static void completed(void *cls, struct MHD_Connection *connection, void **state
 /* ---- start and stop ----------------------------------------------------------------------------
  */
 
-static void log_mhd(void *cls, const char *format, va_list args)
+__attribute__((format(printf, 2, 0))) static void log_mhd(void *cls, const char *format,
+                                                            va_list args)
 {
     k3i_server *s = cls;
     char text[512];
