@@ -127,9 +127,9 @@ class Data:
             self.say(conv, tools_task.tool_turn(r, declared))
         return conv
 
-    def recall_parts(self, r, filler, held=False):
-        """User text of about `filler` ids with 1-6 planted keys; and the keys."""
-        n = r.choice((1, 1, 2, 3, 4, 6))
+    def recall_parts(self, r, filler, held=False, n=None):
+        """User text of about `filler` ids with n (1-6) planted keys; and the keys."""
+        n = n or r.choice((1, 1, 2, 3, 4, 6))
         used, keys = set(), []
         for _ in range(n):
             keys.append(tasks.key_sentence(r, used))

@@ -5,6 +5,7 @@ set -e
 here=$(dirname "$0")
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 python3 "$here/train.py" "$1" "$2" --seconds 568
+cp "$2/train.json" "$2/train-1.json"
 python3 "$here/train.py" "$1" "$2" --resume --leg 2 --seconds 138 --peak 0.5 --decay 0.9
 python3 "$here/draft.py" "$1" "$2" --seconds 205
 python3 "$here/evaluate.py" "$1" "$2/target" "$2/draft" "$2/results.json"

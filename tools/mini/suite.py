@@ -51,10 +51,11 @@ class Suite:
         i = r.randrange(len(self.d.fashion.test_x))
         return self.d.fashion.test_x[i], int(self.d.fashion.test_y[i])
 
-    def recall(self, n, filler):
-        out = []
+    def recall(self, n, filler, keys=None):
+        """keys: how many are planted (None: 1 to 6); one is asked for."""
+        out, planted = [], keys
         for _ in range(n):
-            lines, keys = self.d.recall_parts(self.r, filler, held=True)
+            lines, keys = self.d.recall_parts(self.r, filler, True, planted)
             _, q, think, answer = self.r.choice(keys)
             out.append(ask(self.conv(), tasks.Turn(lines + [q], think, answer)))
         return out
@@ -133,9 +134,9 @@ class Suite:
             "drawn scenes": (self.simple(n(1000), pictures.scene_turn), R, 96),
             "drawn scenes, thinking off": (self.simple(n(500), pictures.scene_turn, False), R, None),
             "two pictures": (self.simple(n(500), pair), R, 97),
-            "planted key, 100 tokens of filler": (self.recall(n(300), 100), R, 97),
-            "planted key, 800": (self.recall(n(200), 800), R, 97),
-            "planted key, 1,800": (self.recall(n(100), 1800), R, 97),
+            "planted key among 1 to 6, 100 tokens of filler": (self.recall(n(300), 100), R, 97),
+            "planted key among 1 to 6, 800": (self.recall(n(200), 800), R, 97),
+            "planted key among 1 to 6, 1,800": (self.recall(n(100), 1800), R, 97),
             "one tool call": (self.tool(n(1000)), A, 99),
             "one tool call, thinking off": (self.tool(n(300), thinking=False), A, None),
             "several tool calls": (self.tool(n(500), several=True), A, 97),
@@ -144,6 +145,9 @@ class Suite:
             "tools declared, none needed": (self.no_tool(n(200)), R, None),
             "text continuation in chat": (self.continuation(n(200)), None, None),
             "plain text": (self.plain(n(200)), None, None),
+            "planted key alone, 100 tokens of filler": (self.recall(n(300), 100, 1), R, 97),
+            "planted key alone, 800": (self.recall(n(200), 800, 1), R, 97),
+            "planted key alone, 1,800": (self.recall(n(100), 1800, 1), R, 97),
         }
 
     def response(self, ids):

@@ -50,7 +50,8 @@ class Trainer:
             self.leaves[n] = masters[n].to(device, dt).requires_grad_(self.spec[n][1] != "none")
         self.opt = optim.Optimizer(self.spec, {n: m.to(device) for n, m in masters.items()}, self.leaves)
         self.opt.write()
-        self.model = model.Target(self.leaves, device, (lambda f: torch.compile(f, dynamic=False)) if cuda else lambda f: f)
+        compiled = (lambda f: torch.compile(f, dynamic=False)) if cuda else (lambda f: f)
+        self.model = model.Target(self.leaves, device, compiled)
         self.scale = torch.zeros((), device=device)         # learning-rate factor of this step
         self.bias_rate = torch.full((), 1e-3, device=device)
         self.stats = torch.zeros(4, device=device)
@@ -182,6 +183,8 @@ if __name__ == "__main__":
             n: given.get(n, torch.zeros(s)) for n, (s, _, _) in model.spec().items()}}
     if args.leg == 2:
         second_leg()
+        if state:
+            state["log"] = []           # each leg has its own log
     schedule = length_of(args.seed)
     loader = Loader(args.data, args.seed, schedule, args.workers, state["step"] if state else 0)
     if args.device == "cuda":
