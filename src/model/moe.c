@@ -32,7 +32,7 @@ void k3i_moe_ws_take(k3i_moe_ws *ws, k3i_bump *b, const k3i_config *cfg, size_t 
 
 size_t k3i_moe_scratch(const k3i_config *cfg)
 {
-    size_t tiles = 2 * (size_t)K3I_GLU_ROWS * K3I_GLU_OUTS * sizeof(float);
+    size_t tiles = 2 * (size_t)K3I_TILE * sizeof(float);
     size_t route = k3i_route_scratch(cfg);
     return tiles > route ? tiles : route;
 }
@@ -201,7 +201,7 @@ static void w13_tile(const job *j, size_t e, size_t p, size_t n_row, size_t o, s
     const k3i_run *run = j->run;
     const k3i_config *cfg = j->m->cfg;
     size_t Z = cfg->routed_hidden_size, M = cfg->moe_intermediate_size;
-    float *up = gate + (size_t)K3I_GLU_ROWS * K3I_GLU_OUTS;
+    float *up = gate + K3I_TILE;
     const void *x = k3i_act_at(run, j->ws->x_act, p * Z);
     gemm_mxfp4(run, gate, n_out, x, &j->w->experts[e].w1, o, n_row, n_out, Z);
     gemm_mxfp4(run, up, n_out, x, &j->w->experts[e].w3, o, n_row, n_out, Z);
@@ -241,10 +241,13 @@ static void experts(const job *j, size_t n_outputs, tile_fn tile, size_t i, size
     k3i_split_outputs(j->run, n_outputs, i, n, &from, &to);
     for (size_t e = j->first; e < j->end; e++) {
         size_t p_from = j->ws->begin[e] - base, p_to = j->ws->begin[e + 1] - base;
-        for (size_t o = from; o < to && p_from < p_to; o += K3I_GLU_OUTS) {
-            size_t n_out = to - o < K3I_GLU_OUTS ? to - o : K3I_GLU_OUTS;
-            for (size_t p = p_from; p < p_to; p += K3I_GLU_ROWS) {
-                size_t rows = p_to - p < K3I_GLU_ROWS ? p_to - p : K3I_GLU_ROWS;
+        if (p_from == p_to)
+            continue;
+        size_t outs = k3i_tile_outputs(p_to - p_from);
+        for (size_t o = from; o < to; o += outs) {
+            size_t n_out = to - o < outs ? to - o : outs;
+            for (size_t p = p_from; p < p_to; p += K3I_TILE_ROWS) {
+                size_t rows = p_to - p < K3I_TILE_ROWS ? p_to - p : K3I_TILE_ROWS;
                 tile(j, e, p, rows, o, n_out, scratch);
             }
         }

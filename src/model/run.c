@@ -101,13 +101,20 @@ static void glu_tile(const k3i_run *run, const k3i_item *it, size_t row, size_t 
                       n_out);
 }
 
+size_t k3i_tile_outputs(size_t n_row)
+{
+    size_t rows = n_row < K3I_TILE_ROWS ? n_row : K3I_TILE_ROWS;
+    return K3I_TILE / rows / K3I_GRAIN * K3I_GRAIN;
+}
+
 static void glu_part(const job *j, const k3i_item *it, size_t from, size_t to, char *scratch)
 {
-    float *gate = (void *)scratch, *up = gate + (size_t)K3I_GLU_ROWS * K3I_GLU_OUTS;
-    for (size_t o = from; o < to; o += K3I_GLU_OUTS) {
-        size_t n_out = to - o < K3I_GLU_OUTS ? to - o : K3I_GLU_OUTS;
-        for (size_t r = 0; r < j->n_row; r += K3I_GLU_ROWS) {
-            size_t n_row = j->n_row - r < K3I_GLU_ROWS ? j->n_row - r : K3I_GLU_ROWS;
+    float *gate = (void *)scratch, *up = gate + K3I_TILE;
+    size_t outs = k3i_tile_outputs(j->n_row);
+    for (size_t o = from; o < to; o += outs) {
+        size_t n_out = to - o < outs ? to - o : outs;
+        for (size_t r = 0; r < j->n_row; r += K3I_TILE_ROWS) {
+            size_t n_row = j->n_row - r < K3I_TILE_ROWS ? j->n_row - r : K3I_TILE_ROWS;
             glu_tile(j->run, it, r, n_row, o, n_out, gate, up);
         }
     }
@@ -169,5 +176,5 @@ void k3i_linear(k3i_run *run, size_t n_row, const k3i_item *items, size_t n_item
 
 size_t k3i_linear_scratch(void)
 {
-    return 2 * (size_t)K3I_GLU_ROWS * K3I_GLU_OUTS * sizeof(float);
+    return 2 * (size_t)K3I_TILE * sizeof(float);
 }

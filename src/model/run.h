@@ -62,11 +62,14 @@ void k3i_linear(k3i_run *run, size_t n_row, const k3i_item *items, size_t n_item
 /* Bytes of scratch one member needs for k3i_linear. */
 size_t k3i_linear_scratch(void);
 
-/* Rows and outputs that a gated product holds at a time: two f32 tiles that stay in the cache. */
-enum { K3I_GLU_ROWS = 128, K3I_GLU_OUTS = 64 };
+/* Outputs that are handed out together: a multiple of every kernel's tile (4, 6 and 8 outputs), so
+ * that splitting cuts no tile; what is left over costs nearly a whole one. */
+enum { K3I_GRAIN = 24 };
 
-/* Outputs that are handed out together: a multiple of every kernel's tile, so that splitting over
- * threads cuts no tile. */
-enum { K3I_GRAIN = 16 };
+/* Rows and elements of a tile that is still needed after its product: two of them stay in L2. */
+enum { K3I_TILE_ROWS = 128, K3I_TILE = K3I_TILE_ROWS * 4 * K3I_GRAIN };
+
+/* Outputs of such a tile for n_row rows: the fewer rows, the more, so that one row is one call. */
+size_t k3i_tile_outputs(size_t n_row);
 
 #endif
