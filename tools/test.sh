@@ -50,8 +50,8 @@ export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
 
 stage release
 stage asan
-stage tsan -R '^(base|golden|contract|dspark_state|scheduler|serve|http.*|cli)$|^make_models$'
-stage clang -R '^(base|config|golden|kernels_.*)$|^make_models$'
+stage tsan -R '^(base|golden|contract|dspark_state|ranks|scheduler|serve|http.*)$'
+stage clang -R '^(base|config|golden|kernels_.*)$'
 stage fuzz -R '^fuzz_'
 
 for name in ${names[@]+"${names[@]}"}; do
