@@ -295,10 +295,24 @@ static int32_t cut_top(k3i_sampler *s, const float *row, int32_t n)
         n = keep_best(row, s->weight, s->cand, n, p->top_k, INFINITY);
     if (p->top_p >= 1.0f)
         return n;
-    double sum = 0.0;
-    for (int32_t i = 0; i < n; i++)
-        sum += s->weight[s->cand[i]];
-    return keep_best(row, s->weight, s->cand, n, n, (double)p->top_p * sum);
+    /* Of a peaked distribution a few ids carry all the mass that is asked for: look among them
+     * only. */
+    const float NEAR = -6.0f;
+    double sum = 0.0, near = 0.0;
+    int32_t n_near = 0;
+    for (int32_t i = 0; i < n; i++) {
+        int32_t id = s->cand[i];
+        sum += s->weight[id];
+        if (row[id] < NEAR)
+            continue;
+        near += s->weight[id];
+        s->cand[i] = s->cand[n_near];
+        s->cand[n_near++] = id;
+    }
+    double mass = (double)p->top_p * sum;
+    if (near >= mass)
+        n = n_near;
+    return keep_best(row, s->weight, s->cand, n, n, mass);
 }
 
 /* Scales the row to (x - max) / temperature and leaves the ids that min_p, top_k and top_p allow in
@@ -308,7 +322,8 @@ static int32_t candidates(k3i_sampler *s, float *row, int32_t best)
     const k3i_sampling *p = s->params;
     /* Subtracting first keeps the quotient finite for any temperature. */
     float top = row[best], floor_p = p->min_p > 0.0f ? logf(p->min_p) : -INFINITY;
-    /* 30 nats below the best a whole vocabulary weighs 2e-8: nothing that top_p could keep or miss. */
+    /* 30 nats below the best a whole vocabulary weighs 2e-8: nothing that top_p could keep or miss.
+     */
     if (p->top_p < 1.0f && floor_p < -30.0f)
         floor_p = -30.0f;
     bool is_cut = p->top_k > 0 || p->top_p < 1.0f;
