@@ -192,4 +192,4 @@ def data_url(data, kind="image/png"):
 
 
 def main():
-    unittest.main(argv=[sys.argv[0]])
+    unittest.main()
