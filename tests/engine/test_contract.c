@@ -20,7 +20,7 @@ enum {
     MAX_REQS = 4,
     MAX_ROWS = 40,
     MAX_SPEC = 16,
-    N_BLOCKS = 220,
+    MAX_BLOCKS = 4 * (MAX_LEN + MAX_SPEC) + 96,
     MAX_SNAPS = 6,
     MAX_PAGES = 8,
     SCHEDULES_PER_MODEL = SCHEDULES / 10 > 8 ? SCHEDULES / 10 : 8
@@ -38,7 +38,7 @@ typedef struct {
 
 typedef struct {
     int32_t text, slot, op, len;
-    int32_t n_blocks, blocks[MAX_LEN];
+    int32_t n_blocks, blocks[MAX_LEN + MAX_SPEC];
     int32_t restore[MAX_PAGES];
     bool used;
 } request;
@@ -48,14 +48,15 @@ typedef struct {
     int32_t pages[MAX_PAGES];
     int32_t n_blocks, blocks[MAX_LEN]; /* latents of 0..pos-1 */
     bool used;
+    bool planned; /* of the running step: not to be given up */
 } snapshot;
 
 typedef struct {
     model *m;
     uint64_t *rnd;
     k3_engine *e;
-    int32_t block_tokens, n_pages;
-    int32_t refs[N_BLOCKS];
+    int32_t block_tokens, n_pages, n_blocks;
+    int32_t refs[MAX_BLOCKS];
     request req[MAX_REQS];
     snapshot snap[MAX_SNAPS];
     int n_compared, n_restored, n_ended;
@@ -208,23 +209,32 @@ static void drop_snapshot(host *h, snapshot *s)
 static int32_t take_block(host *h)
 {
     for (;;) {
-        int32_t at = rnd_in(h->rnd, 1, N_BLOCKS - 1);
-        for (int32_t i = 0; i < N_BLOCKS - 1; i++, at = at + 1 < N_BLOCKS ? at + 1 : 1) {
+        int32_t at = rnd_in(h->rnd, 1, h->n_blocks - 1);
+        for (int32_t i = 1; i < h->n_blocks; i++, at = at + 1 < h->n_blocks ? at + 1 : 1) {
             if (h->refs[at] == 0) {
                 h->refs[at] = 1;
                 return at;
             }
         }
         int32_t s = 0;
-        while (s < MAX_SNAPS && !h->snap[s].used)
+        while (s < MAX_SNAPS && (!h->snap[s].used || h->snap[s].planned))
             s++;
         assert_true(s < MAX_SNAPS);
         drop_snapshot(h, &h->snap[s]);
     }
 }
 
+/* The pages of a snapshot stay until the request that begins with it has run. */
+static void unref_restore(host *h, request *r)
+{
+    for (int32_t i = 0; i < h->n_pages && r->op == K3_SLOT_RESTORE; i++)
+        unref(h, r->restore[i]);
+    r->op = K3_SLOT_KEEP;
+}
+
 static void drop_request(host *h, request *r)
 {
+    unref_restore(h, r);
     for (int32_t i = 0; i < r->n_blocks; i++)
         unref(h, r->blocks[i]);
     r->used = false;
@@ -238,6 +248,8 @@ static void restore_request(host *h, request *r, const snapshot *s)
     r->op = K3_SLOT_RESTORE;
     r->len = s->pos;
     memcpy(r->restore, s->pages, sizeof r->restore);
+    for (int32_t i = 0; i < h->n_pages; i++)
+        h->refs[s->pages[i]]++;
     r->n_blocks = s->n_blocks;
     for (int32_t i = 0; i < s->n_blocks; i++) {
         r->blocks[i] = s->blocks[i];
@@ -347,7 +359,7 @@ static bool plan_snapshot(host *h, step *st, int32_t i, int32_t pos, int32_t n)
     snapshot *s = free_snapshot(h);
     if (s == NULL || pos < 1)
         return false;
-    *s = (snapshot){.used = true, .text = st->req[i]->text, .pos = pos};
+    *s = (snapshot){.text = st->req[i]->text, .pos = pos};
     for (int32_t k = 0; k < h->n_pages; k++) {
         s->pages[k] = take_block(h);
         st->snap_block[n * h->n_pages + k] = s->pages[k];
@@ -357,6 +369,7 @@ static bool plan_snapshot(host *h, step *st, int32_t i, int32_t pos, int32_t n)
         s->blocks[k] = st->req[i]->blocks[k];
         h->refs[s->blocks[k]]++;
     }
+    s->used = s->planned = true; /* whole only now: making room above must not find it */
     st->snap_req[n] = i;
     st->snap_pos[n] = pos;
     st->taken[n] = s;
@@ -484,7 +497,7 @@ static void commit(host *h, step *st)
     for (int32_t i = 0; i < st->b.n_reqs; i++) {
         request *r = st->req[i];
         r->len += st->accepted[i];
-        r->op = K3_SLOT_KEEP;
+        unref_restore(h, r);
         bool over = r->len > h->m->bad_at[r->text];
         assert_int_equal(st->commit_status[i], over ? K3_E_NONFINITE : K3_OK);
         if (over) {
@@ -531,6 +544,8 @@ static void run_step(host *h)
         compare(h, &st, logits, stride);
         commit(h, &st);
     }
+    for (int32_t i = 0; i < MAX_SNAPS; i++)
+        h->snap[i].planned = false;
     free(logits);
 }
 
@@ -548,8 +563,11 @@ static void open_host(host *h)
     k3_info info = {.size = sizeof info};
     assert_int_equal(k3_query(h->e, &info), K3_OK);
     h->block_tokens = rnd_in(h->rnd, 1, 20);
+    /* All requests at their longest, and the snapshots of one step and those not yet
+     * restored: the others can be given up. */
+    h->n_blocks = MAX_REQS * ((MAX_LEN + MAX_SPEC + h->block_tokens - 1) / h->block_tokens) + 96;
     k3_kv_config c = {.size = sizeof c,
-                      .num_blocks = N_BLOCKS,
+                      .num_blocks = h->n_blocks,
                       .block_tokens = h->block_tokens,
                       .n_slots = MAX_REQS};
     k3_kv_layout lay = {.size = sizeof lay};
@@ -560,7 +578,7 @@ static void open_host(host *h)
         fail_msg("k3_kv_init: %s", k3_last_error(h->e));
     h->n_pages = lay.snapshot_blocks;
     assert_in_range(h->n_pages, 1, MAX_PAGES);
-    memset(h->e->kv.pool.base, 0xff, N_BLOCKS * h->e->kv.shape.page_bytes);
+    memset(h->e->kv.pool.base, 0xff, (size_t)h->n_blocks * h->e->kv.shape.page_bytes);
     memset(h->e->kv.state, 0xff, MAX_REQS * h->e->text.kda.state_bytes);
 }
 
