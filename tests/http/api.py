@@ -49,7 +49,7 @@ class Server:
         self.log.seek(0)
         return self.log.read()
 
-    def connect(self, timeout=300):
+    def connect(self, timeout=600):
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
     def request(self, method, path, body=None, headers=None, connection=None):
