@@ -43,7 +43,8 @@ k3_status k3i_read_stream(FILE *f, const char *name, k3i_buf *ret, k3i_err *err)
 
 k3_status k3i_write_text(FILE *f, const char *text, size_t n, k3i_err *err)
 {
-    if (fwrite(text, 1, n, f) != n || fflush(f) != 0)
+    /* An empty buffer has no address, and fwrite wants one. */
+    if ((n > 0 && fwrite(text, 1, n, f) != n) || fflush(f) != 0)
         return k3i_fail(err, K3_E_IO, "the output cannot be written");
     return K3_OK;
 }
