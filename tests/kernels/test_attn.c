@@ -184,7 +184,8 @@ static void bits_do_not_depend_on_calls_or_places(void **state)
         }
 }
 
-/* Keys behind a row's own may hold anything, NaN of a later token included: not even a product with 0 sees them. */
+/* Keys behind a row's own may hold anything, NaN of a later token included: not even a product with
+ * 0 sees them. */
 static void later_keys_are_never_touched(void **state)
 {
     (void)state;
