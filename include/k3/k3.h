@@ -168,7 +168,8 @@ typedef struct {
     const int32_t *slot;           /* [n_reqs] KDA slot, distinct */
     const int32_t *slot_op;        /* [n_reqs] K3_SLOT_*; RESET requires ctx_len 0 */
     const int32_t *restore_block;  /* [n_reqs * snapshot_blocks], read where slot_op is RESTORE; may be
-                                    * NULL if there is none. The snapshot must be of position ctx_len */
+                                    * NULL if there is none. Page i holds part i of a snapshot at ctx_len;
+                                    * the parts may be of several snapshots of the same text */
     const int32_t *n_spec;         /* [n_reqs] drafts at the tail, 0..min(rows - 1, num_speculative_tokens) */
     const int32_t *mla_off;        /* [n_reqs + 1] into mla_table */
     const int32_t *mla_table;      /* block ids; request r needs ceil((ctx_len + rows) / block_tokens) */

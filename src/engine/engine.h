@@ -29,11 +29,11 @@ typedef struct {
 k3_status k3i_options_parse(const char *json, k3i_options *ret, k3i_err *err);
 void k3i_options_done(k3i_options *o);
 
-/* A block's part in a snapshot: page `index` of snapshot `serial`, which is the state after `pos`
- * tokens. A snapshot is whole iff all its pages carry its serial; whatever else is written to a
- * page clears it. */
+/* A block's part in a snapshot: page `index` of a state after `pos` tokens; whatever else is written to
+ * the page clears it. Pages are looked at one by one: a host that keeps snapshots by the hash of their
+ * text may bring together pages of two snapshots of the same text, which are the same bits. */
 typedef struct {
-    uint64_t serial; /* 0: none */
+    bool is_snapshot;
     size_t index, pos;
 } k3i_block_info;
 
@@ -57,12 +57,11 @@ typedef struct {
     char *state, *records; /* [n_slots] */
     k3i_slot *slot;        /* [n_slots] */
     int32_t *table;        /* [max_num_seqs, table_cap] block tables of the last batch */
-    uint64_t serial;       /* of the last snapshot */
     uint32_t epoch;        /* of the last batch */
 } k3i_kv;
 
 void k3i_kv_done(k3i_kv *kv);
-/* Whole snapshot of `pos` in these pages? */
+/* Do these pages hold all parts of a state after `pos` tokens? */
 bool k3i_kv_has_snapshot(const k3i_kv *kv, const int32_t *blocks, size_t pos);
 /* The pages hold nothing any more / are the whole snapshot of pos. */
 void k3i_kv_forget(k3i_kv *kv, int32_t block);

@@ -2,8 +2,8 @@
  * hold which snapshot.
  *
  * The pool is reserved, not touched: a page costs memory when it is first written. A page is
- * latents or part of a snapshot, whichever was written last; snapshots carry a serial on each of
- * their pages, so that one whose pages were reused, or that was never finished, cannot be restored.
+ * latents or part of a snapshot, whichever was written last; each says which part of a state at which
+ * position it holds, so that one that was reused, or never finished, cannot be restored.
  */
 #include "engine.h"
 
@@ -160,10 +160,9 @@ void k3i_kv_done(k3i_kv *kv)
 
 bool k3i_kv_has_snapshot(const k3i_kv *kv, const int32_t *blocks, size_t pos)
 {
-    const k3i_block_info *first = &kv->block[blocks[0]];
     for (size_t i = 0; i < kv->shape.snapshot_blocks; i++) {
         const k3i_block_info *b = &kv->block[blocks[i]];
-        if (b->serial == 0 || b->serial != first->serial || b->index != i || b->pos != pos)
+        if (!b->is_snapshot || b->index != i || b->pos != pos)
             return false;
     }
     return true;
@@ -171,14 +170,13 @@ bool k3i_kv_has_snapshot(const k3i_kv *kv, const int32_t *blocks, size_t pos)
 
 void k3i_kv_forget(k3i_kv *kv, int32_t block)
 {
-    kv->block[block].serial = 0;
+    kv->block[block].is_snapshot = false;
 }
 
 void k3i_kv_register(k3i_kv *kv, const int32_t *blocks, size_t pos)
 {
-    kv->serial++;
     for (size_t i = 0; i < kv->shape.snapshot_blocks; i++)
-        kv->block[blocks[i]] = (k3i_block_info){.serial = kv->serial, .index = i, .pos = pos};
+        kv->block[blocks[i]] = (k3i_block_info){.is_snapshot = true, .index = i, .pos = pos};
 }
 
 k3_status k3_kv_copy(k3_engine *e, int32_t from, int32_t to)
@@ -219,7 +217,7 @@ k3_status k3_reset(k3_engine *e)
     if (e->pending)
         return k3i_fail(&e->err, K3_E_STATE, "k3_reset before k3_commit");
     for (size_t i = 0; i < e->kv.shape.num_blocks; i++)
-        e->kv.block[i].serial = 0;
+        e->kv.block[i].is_snapshot = false;
     k3i_images_done(&e->images);
     return K3_OK;
 }
