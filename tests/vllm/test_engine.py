@@ -3,7 +3,10 @@
 The reference is `k3 run`, a program without vLLM: same checkpoint, same ids.
 """
 
+import json
+import math
 import os
+import re
 import subprocess
 
 import pytest
@@ -37,7 +40,7 @@ def engines(model, draft):
                 options["speculative_config"] = {"method": "dspark", "model": draft, "num_speculative_tokens": spec}
             kept[key] = vllm.LLM(
                 model=model, max_model_len=length, block_size=BLOCK, max_num_batched_tokens=chunk, max_num_seqs=seqs,
-                kv_cache_memory_bytes=pages * 160 * 1024, disable_log_stats=False, **options,
+                kv_cache_memory_bytes=1 << 28, num_gpu_blocks_override=pages, disable_log_stats=False, **options,
             )  # fmt: skip
         return kept[key]
 
@@ -105,7 +108,7 @@ def test_any_chunk_size(engines, prompts, answers, chunk, spec):
 
 @pytest.mark.parametrize("spec", [0, 7])
 def test_preempted_and_resumed(engines, prompts, answers, spec):
-    llm = engines(pages=22, seqs=6, length=512, spec=spec)
+    llm = engines(pages=24, seqs=6, length=512, spec=spec)
     assert greedy(llm, prompts) == answers
     assert metric(llm, "vllm:num_preemptions") > 0
 
@@ -182,8 +185,6 @@ def test_sampling_with_drafts_has_the_target_distribution(engines, prompts):
     first = greedy(llm, [prompt], 1)[0]
     ask = vllm.SamplingParams(temperature=1.0, max_tokens=1, logprobs=20, seed=0)
     entry = llm.generate({"prompt_token_ids": prompt + first}, ask, use_tqdm=False)[0].outputs[0].logprobs[0]
-    import math
-
     probs = {token: math.exp(e.logprob) for token, e in entry.items()}
     forced = vllm.SamplingParams(temperature=1.0, max_tokens=2, n=n, seed=1234)
     outputs = llm.generate({"prompt_token_ids": prompt}, forced, use_tqdm=False)[0].outputs
@@ -201,8 +202,6 @@ def test_sampling_with_drafts_has_the_target_distribution(engines, prompts):
 
 @pytest.mark.parametrize("spec", [0, 7])
 def test_structured_output(engines, prompts, spec):
-    import json
-
     from vllm.sampling_params import StructuredOutputsParams
 
     schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"],
@@ -212,8 +211,8 @@ def test_structured_output(engines, prompts, spec):
     for output in outputs:
         if output.outputs[0].finish_reason == "stop":
             assert set(json.loads(output.outputs[0].text)) == {"sum"}
-        else:  # the mini model may count digits for ever; every prefix is still one of the grammar
-            assert output.outputs[0].text.replace(" ", "").replace("\n", "").startswith('{"sum":'[: len(output.outputs[0].text)])
+        else:  # a small model may add digits or blanks for ever; still inside the grammar
+            assert re.fullmatch(r'\{\s*("sum"\s*(:\s*(-?\d*)?\s*)?)?', output.outputs[0].text)
 
 
 def pictures():

@@ -11,8 +11,6 @@ vllm = pytest.importorskip("vllm", reason="NOT RUN: vLLM is not installed")
 from k3_vllm import lib  # noqa: E402
 
 BLOCK = 64
-PAGE = 151552  # bytes with prefix caching: a quarter of the scripted state, rounded up to 4 KiB
-PLAIN_PAGE = 61440  # without: the latents of a block
 
 
 @pytest.fixture
@@ -27,7 +25,7 @@ def start(monkeypatch, model, draft):
             options["speculative_config"] = {"method": "dspark", "model": draft, "num_speculative_tokens": spec}
         llm = vllm.LLM(
             model=model, max_model_len=1024, block_size=BLOCK, max_num_batched_tokens=chunk, max_num_seqs=seqs,
-            kv_cache_memory_bytes=pages * (PAGE if options.get("enable_prefix_caching", True) else PLAIN_PAGE),
+            kv_cache_memory_bytes=1 << 28, num_gpu_blocks_override=pages,
             disable_log_stats=False, **options,
         )  # fmt: skip
         running.append(llm)
@@ -79,7 +77,7 @@ def test_speculation_changes_no_token_and_counts_agree(start, spec):
 @pytest.mark.parametrize("spec", [0, 3, 7])
 @pytest.mark.parametrize("caching", [True, False])
 def test_preemption_and_resume(start, spec, caching):
-    llm = start(spec=spec, pages=28 if caching else 20, enable_prefix_caching=caching)
+    llm = start(spec=spec, pages=28 if caching else 18, enable_prefix_caching=caching)
     check(llm, (5, 64, 130, 200, 300), 120, repeat=1)
     assert metric(llm, "vllm:num_preemptions") > 0
 
