@@ -117,7 +117,7 @@ def refuse_unsupported(vllm_config) -> None:
     reasons = [
         (arch not in compat.ARCHITECTURES, f"architecture {arch} (only {', '.join(compat.ARCHITECTURES)})"),
         (model.runner_type != "generate", f"--runner {model.runner_type}"),
-        # libk3 uses all cores from one process; its interface for ranks is not implemented yet.
+        # libk3 uses all cores from one process; driving several of its ranks is not implemented here.
         (parallel.tensor_parallel_size > 1, "--tensor-parallel-size above 1"),
         (
             parallel.distributed_executor_backend not in (None, "uni"),
