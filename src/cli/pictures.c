@@ -1,5 +1,5 @@
 /* pictures.c: see pictures.h. A picture in a prompt is begin, "image WxH", content, one placeholder a row,
- * end (vision spec 3.6); what is bound to what is remembered as positions, never searched for in ids that
+ * end (vision 3.6); what is bound to what is remembered as positions, never searched for in ids that
  * came from text. */
 #include "pictures.h"
 

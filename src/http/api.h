@@ -14,7 +14,7 @@ typedef struct {
     const char *root;            /* model directory as given */
     const char *const *api_keys; /* [n_api_keys]; none = open */
     int32_t n_api_keys;
-    bool kimi_policy;           /* tokenizer-chat-api 4.7 */
+    bool kimi_policy;           /* docs/recipes/kvv.md */
     size_t max_body_bytes;      /* of one request */
     size_t max_total_bytes;     /* of all bodies at once */
     int64_t request_timeout_ns; /* of one generation; 0 = none */

@@ -1,4 +1,4 @@
-/* fault.h: an error of the HTTP API, in vLLM's shape (tokenizer-chat-api 4.6). */
+/* fault.h: an error of the HTTP API, in vLLM's shape. */
 #ifndef K3I_FAULT_H
 #define K3I_FAULT_H
 

@@ -1,4 +1,4 @@
-/* params.c: one reader per field kind, then the fields in the order of tokenizer-chat-api 4.2. null
+/* params.c: one reader per field kind, then the fields in the order of the API reference. null
  * counts as absent; booleans are not integers. */
 #include "params.h"
 

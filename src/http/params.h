@@ -17,7 +17,7 @@ typedef struct {
     const k3i_tok *tok;
     int32_t vocab;
     bool is_chat;     /* chat completions: logprobs is a bool, max_completion_tokens exists */
-    bool kimi_policy; /* tokenizer-chat-api 4.7 */
+    bool kimi_policy; /* docs/recipes/kvv.md */
     k3i_arena *arena; /* holds every array of the result */
 } k3i_params_ctx;
 

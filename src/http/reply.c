@@ -1,4 +1,4 @@
-/* reply.c: the JSON of answers (tokenizer-chat-api 4.3, 4.4), whole and in chunks. */
+/* reply.c: the JSON of answers, whole and in chunks. */
 #include "call.h"
 
 #include <string.h>

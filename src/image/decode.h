@@ -1,6 +1,6 @@
 /* decode.h: from the bytes of a JPEG, PNG, WebP or GIF file to a picture. The format is told by its
  * first bytes, never by a name or a declared type. Only the first frame is read; colour profiles are
- * ignored as the reference ignores them (vision spec 3.1). */
+ * ignored as the reference ignores them (vision 3.1). */
 #ifndef K3I_DECODE_H
 #define K3I_DECODE_H
 

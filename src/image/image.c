@@ -23,7 +23,7 @@ static uint32_t pad_to(uint32_t side, uint32_t unit)
     return (side + unit - 1) / unit * unit;
 }
 
-/* Vision spec 3.2, f64 in exactly this order: 100000 x 13 depends on it. */
+/* vision 3.2, f64 in exactly this order: 100000 x 13 depends on it. */
 void k3i_image_plan_size(const k3i_image_settings *s, uint32_t w, uint32_t h, k3i_image_plan *ret)
 {
     double a = w / s->patch < 1 ? 1.0 : w / s->patch;

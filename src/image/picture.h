@@ -1,6 +1,6 @@
 /* picture.h: a decoded picture, kept in the mode of its file until after the resize, because the
  * reference resizes in that mode: palette indices and 1-bit gray by nearest neighbour, the rest by
- * bicubic (vision spec 3.1, 3.3). */
+ * bicubic (vision 3.1, 3.3). */
 #ifndef K3I_PICTURE_H
 #define K3I_PICTURE_H
 
@@ -48,7 +48,7 @@ typedef struct {
     uint8_t white, gray;
 } k3i_background;
 
-/* Converts to RGB; pictures with alpha or a colour key are composited over the background (vision spec
+/* Converts to RGB; pictures with alpha or a colour key are composited over the background (vision
  * 3.4). Errors: K3_E_NOMEM. */
 k3_status k3i_picture_to_rgb(k3i_picture *pic, const k3i_background *bg, k3i_err *err);
 

@@ -1,5 +1,5 @@
 /* png.c: libpng, without any of its colour management. Bit depths and colour keys become the modes
- * and samples of the table in vision spec 3.1. The library reports by longjmp, so what must survive
+ * and samples of the table in vision 3.1. The library reports by longjmp, so what must survive
  * lives in `reader`. */
 #include "formats.h"
 

@@ -1,5 +1,5 @@
 /* resize.c: Pillow's bicubic (a = -0.5, widened on downscale), bit for bit: horizontal pass first,
- * 8-bit intermediate, 22-bit integer weights. Formulas: vision spec 3.3. RGBA is filtered with its
+ * 8-bit intermediate, 22-bit integer weights. Formulas: vision 3.3. RGBA is filtered with its
  * colours multiplied by alpha, so that hidden colours do not bleed. */
 #include "picture.h"
 

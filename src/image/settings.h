@@ -1,5 +1,5 @@
 /* settings.h: how pictures become patches: preprocessor_config.json of the checkpoint, plus what the
- * host may change. Vision spec 1.3. */
+ * host may change. vision 1.3. */
 #ifndef K3I_SETTINGS_H
 #define K3I_SETTINGS_H
 

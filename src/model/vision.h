@@ -4,7 +4,7 @@
  * computed together, so that weights are read once, but see only themselves: the rows of an item have the
  * same bits alone and in any batch, on any number of threads. Memory is linear in the patches.
  *
- * Formulas and traps: docs/MODEL.md and vision spec 4. Letters as in checkpoint/bind.h: F hidden, A qkv
+ * Formulas and traps: docs/MODEL.md and docs/vision.md 4. Letters as in checkpoint/bind.h: F hidden, A qkv
  * width, E head width, G intermediate, s merge size, H text hidden; N patches of the batch. */
 #ifndef K3I_VISION_H
 #define K3I_VISION_H

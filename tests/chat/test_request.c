@@ -36,7 +36,7 @@ static yyjson_doc *read_json(const char *text)
 #define WITH(fields) "{\"messages\":[" USER "]," fields "}"
 #define MESSAGES(list) "{\"messages\":[" list "]}"
 
-/* What spec 5.4 and 3.7 want as HTTP 400, with a word of the reason. */
+/* What the vendor verifier and tool_choice rules want as HTTP 400, with a word of the reason. */
 static void refused(void **state)
 {
     (void)state;

@@ -148,7 +148,7 @@ static void special_ids(void **state)
     assert_int_equal(k3i_tok_special_named(tok, "<|reserved_token_163839|>", 25), -1);
 }
 
-/* Digits of the class sizes that the reference engine has (spec 1.2). */
+/* Digits of the class sizes that the reference engine has. */
 static void class_sizes(void **state)
 {
     (void)state;
