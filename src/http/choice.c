@@ -118,7 +118,8 @@ static k3_status take(k3i_choice *c, bool *ret_more, k3i_err *err)
     int32_t ready = c->req->n_ready;
     k3i_finish finish = c->req->finish;
     n = ready - c->n_taken < AT_ONCE ? ready - c->n_taken : AT_ONCE;
-    memcpy(ids, c->req->ready + (n > 0 ? c->n_taken : 0), n > 0 ? (size_t)n * sizeof *ids : 0);
+    if (n > 0) /* before the first token there is no array */
+        memcpy(ids, c->req->ready + c->n_taken, (size_t)n * sizeof *ids);
     if (per > 0 && n > 0)
         memcpy(lp, c->req->lp + c->n_taken * per, (size_t)(n * per) * sizeof *lp);
     if (finish != K3_FINISH_NONE)
