@@ -193,8 +193,8 @@ def test_pictures_cut_by_chunks_and_encoded_once(start):
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size above 1"),
-        ({"pipeline_parallel_size": 2}, "(?i)pipeline parallel"),  # vLLM's own sentence, and the next
+        ({"tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, "--distributed-executor-backend uni"),
+        ({"pipeline_parallel_size": 2}, "(?i)pipeline.parallel"),
         ({"distributed_executor_backend": "mp"}, "--distributed-executor-backend mp"),
         ({"kv_cache_dtype": "fp8_e4m3"}, "--kv-cache-dtype fp8_e4m3"),
         ({"enable_lora": True}, "LoRA is not supported"),

@@ -223,13 +223,20 @@ def test_kvv_recipe_answers(serve, expected):
     assert tokens_of(server, QUESTION)[: len(expected)] == expected
 
 
+def test_tensor_parallelism(serve, expected):
+    server = serve("Tensor parallelism")
+    assert tokens_of(server, QUESTION)[: len(expected)] == expected
+    first, again = (server.chat(QUESTION, temperature=1.0, seed=3).choices[0].message.content for _ in range(2))
+    assert first == again
+
+
 def test_a_refused_flag_stops_the_server_with_one_sentence(model, tmp_path):
-    server = Server([*recipe("Text"), "--tensor-parallel-size", "2"], tmp_path / "log")
+    server = Server([*recipe("Text"), "--kv-cache-dtype", "fp8_e4m3"], tmp_path / "log")
     try:
         assert server.process.wait(START_SECONDS) != 0
     finally:
         server.stop()
-    assert "k3-vllm does not support --tensor-parallel-size above 1" in (tmp_path / "log").read_text()
+    assert "k3-vllm does not support --kv-cache-dtype fp8_e4m3" in (tmp_path / "log").read_text()
 
 
 def test_damaged_checkpoint_is_named(model, tmp_path):

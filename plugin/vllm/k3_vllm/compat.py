@@ -63,6 +63,26 @@ def disable_compilation(vllm_config) -> None:
     compilation.max_cudagraph_capture_size = 0
 
 
+def init_ranks(parallel, rank: int, local_rank: int, init_method: str) -> None:
+    """Joins vLLM's process groups; every rank of tensor parallelism is a process on this machine."""
+    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+    from vllm.platforms import current_platform
+
+    init_distributed_environment(parallel.world_size, rank, init_method, local_rank, current_platform.dist_backend)
+    ensure_model_parallel_initialized(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+
+
+def gather_ranks(view: memoryview) -> None:
+    """All ranks' parts of a buffer, in place: before the call only this rank's is set."""
+    import torch
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    whole = torch.frombuffer(view, dtype=torch.uint8)
+    own = whole.chunk(group.world_size)[group.rank_in_group]
+    torch.distributed.all_gather_into_tensor(whole, own, group=group.cpu_group)
+
+
 def kv_cache_specs(*, block_tokens: int, page_bytes: int, n_state_parts: int, latent_width: int, mode: str,
                    max_model_len: int) -> dict:
     """The synthetic layers that make vLLM's scheduler hand out block ids.

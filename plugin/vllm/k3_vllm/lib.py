@@ -19,6 +19,11 @@ I32 = POINTER(c_int32)
 U64 = POINTER(c_uint64)
 F32 = POINTER(c_float)
 LogFn = ctypes.CFUNCTYPE(None, c_void_p, c_int32, c_char_p)
+GatherFn = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t)
+_PYBUF_WRITE = 0x200  # PyBUF_WRITE of CPython: the view may be written to
+_memory_view = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
+    ("PyMemoryView_FromMemory", ctypes.pythonapi)
+)
 
 
 class K3Error(RuntimeError):
@@ -126,6 +131,7 @@ def load(path: str | None = None) -> ctypes.CDLL:
     lib.k3_status_text.restype = c_char_p
     lib.k3_last_error.restype = c_char_p
     lib.k3_last_error.argtypes = [c_void_p]
+    lib.k3_set_collective.argtypes = [c_void_p, GatherFn, c_void_p]
     lib.k3_close.argtypes = [c_void_p]
     lib.k3_close.restype = None
     lib.k3_free_image.argtypes = [c_void_p, c_uint64]
@@ -182,7 +188,9 @@ class Engine:
     def __init__(self, options: dict, log=None, path: str | None = None):
         self._lib = load(path)
         self._handle = None
-        # The library keeps the callback until close, so it must live as long as this object.
+        self._gather = None
+        self._gather_error: Exception | None = None
+        # The library keeps the callbacks until close, so they must live as long as this object.
         self._log = LogFn(lambda _user, level, text: log(level, text.decode(errors="replace"))) if log else LogFn()
         handle, text = c_void_p(), ctypes.create_string_buffer(1024)
         status = self._lib.k3_open(
@@ -201,7 +209,22 @@ class Engine:
 
     def _check(self, status: int):
         if status != 0:
-            raise K3Error(status, self._lib.k3_last_error(self._handle).decode(errors="replace"))
+            cause, self._gather_error = self._gather_error, None
+            raise K3Error(status, self._lib.k3_last_error(self._handle).decode(errors="replace")) from cause
+
+    def set_collective(self, gather):
+        """gather(view) fills a writable view of tp_size equal parts, of which only this rank's is set."""
+
+        def call(_user, buffer, n_bytes) -> int:
+            try:
+                gather(_memory_view(buffer, n_bytes * self.info.tp_size, _PYBUF_WRITE))
+                return 0
+            except Exception as err:  # must not cross C; it becomes the cause of the step's error
+                self._gather_error = err
+                return 1
+
+        self._gather = GatherFn(call)
+        self._check(self._lib.k3_set_collective(self._handle, self._gather, None))
 
     def kv_init(self, config: KvConfig) -> KvLayout:
         layout = KvLayout()

@@ -24,9 +24,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 class K3Platform(Platform):
     _enum = PlatformEnum.OOT
-    device_name = "k3"
+    device_name = "cpu"  # vLLM's process groups take it for the name of a torch device
     device_type = "cpu"
     dispatch_key = "CPU"
+    dist_backend = "gloo"
     device_control_env_var = "K3_VISIBLE_NODES"
     simple_compile_backend = "eager"
 
@@ -89,7 +90,7 @@ class K3Platform(Platform):
         parallel = vllm_config.parallel_config
         if parallel.worker_cls == "auto":
             parallel.worker_cls = "k3_vllm.worker.K3Worker"
-        parallel.distributed_executor_backend = "uni"
+        parallel.distributed_executor_backend = _executor(parallel)
         # Snapshot blocks are written after the scheduler has handed them out; that is only safe
         # while it waits for each step (see runner.py).
         vllm_config.scheduler_config.async_scheduling = False
@@ -98,6 +99,11 @@ class K3Platform(Platform):
     @classmethod
     def validate_request(cls, processed_inputs, params) -> None:
         compat.validate_request(processed_inputs, params)
+
+
+def _executor(parallel) -> str:
+    """One process without tensor parallelism, else one for each rank."""
+    return "mp" if parallel.tensor_parallel_size > 1 else "uni"
 
 
 def get_available_memory() -> tuple[int, int]:
@@ -117,11 +123,12 @@ def refuse_unsupported(vllm_config) -> None:
     reasons = [
         (arch not in compat.ARCHITECTURES, f"architecture {arch} (only {', '.join(compat.ARCHITECTURES)})"),
         (model.runner_type != "generate", f"--runner {model.runner_type}"),
-        # libk3 uses all cores from one process; driving several of its ranks is not implemented here.
-        (parallel.tensor_parallel_size > 1, "--tensor-parallel-size above 1"),
+        (parallel.pipeline_parallel_size > 1, "--pipeline-parallel-size above 1"),
+        (getattr(parallel, "nnodes", 1) > 1, "--nnodes above 1"),
         (
-            parallel.distributed_executor_backend not in (None, "uni"),
-            f"--distributed-executor-backend {parallel.distributed_executor_backend}",
+            parallel.distributed_executor_backend not in (None, _executor(parallel)),
+            f"--distributed-executor-backend {parallel.distributed_executor_backend}"
+            f" with --tensor-parallel-size {parallel.tensor_parallel_size} (only {_executor(parallel)})",
         ),
         (parallel.data_parallel_size > 1, "--data-parallel-size above 1"),
         (getattr(parallel, "decode_context_parallel_size", 1) > 1, "--decode-context-parallel-size above 1"),

@@ -30,16 +30,24 @@ class K3Worker(WorkerBase):
     def init_device(self) -> None:
         torch.set_num_threads(1)  # the engine has its own team; torch only samples
         self.device = torch.device("cpu")
+        if self._n_ranks > 1:
+            compat.init_ranks(self.parallel_config, self.rank, self.local_rank, self.distributed_init_method)
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         if load_dummy_weights or self.load_config.load_format not in ("auto", "safetensors"):
             raise ValueError("k3-vllm reads safetensors in place; --load-format must be auto or safetensors")
         self.engine = lib.Engine(self._engine_options(), log=_log)
         info = self.engine.info
+        if self._n_ranks > 1:
+            self.engine.set_collective(compat.gather_ranks)
         logger.info(
             "libk3: %.1f GB of weights mapped, kernels %s, mode %s, %d threads",
             info.weight_bytes / 1e9, info.isa.decode(), info.mode.decode(), info.threads,
         )
+
+    @property
+    def _n_ranks(self) -> int:
+        return self.parallel_config.tensor_parallel_size
 
     def _engine_options(self) -> dict:
         spec = self.speculative_config
@@ -59,7 +67,9 @@ class K3Worker(WorkerBase):
             "max_num_batched_tokens": self.scheduler_config.max_num_batched_tokens,
             "max_model_len": self.model_config.max_model_len,
             "num_speculative_tokens": spec.num_speculative_tokens if spec else 0,
-            **extra,
+            "tp_rank": self.rank,
+            "tp_size": self._n_ranks,
+            **_own_share(extra, self.rank, self._n_ranks),
         }
 
     # ---- KV memory
@@ -90,7 +100,7 @@ class K3Worker(WorkerBase):
             return self.cache_config.kv_cache_memory_bytes
         free = get_available_memory()[1]
         beside_weights = max(free - self.engine.info.weight_bytes, free / 4)
-        return int(beside_weights * self.cache_config.gpu_memory_utilization)
+        return int(beside_weights * self.cache_config.gpu_memory_utilization / self._n_ranks)
 
     def get_supported_kv_cache_layouts(self) -> list[str]:
         return ["LBNHC"]
@@ -191,6 +201,19 @@ class K3Worker(WorkerBase):
         if self.engine is not None:
             self.engine.close()
             self.engine = None
+
+
+def _own_share(extra: dict, rank: int, n_ranks: int) -> dict:
+    """The options of one rank: the CPUs are divided among the ranks, all of which run on this machine."""
+    if n_ranks == 1:
+        return extra
+    cpus = extra.get("cpus")
+    if isinstance(cpus, list) and cpus:
+        if len(cpus) < n_ranks:
+            raise ValueError(f"--additional-config: {len(cpus)} cpus for {n_ranks} ranks")
+        return {**extra, "cpus": cpus[rank * len(cpus) // n_ranks : (rank + 1) * len(cpus) // n_ranks]}
+    threads = extra.get("threads") or max(1, len(os.sched_getaffinity(0)) // n_ranks)
+    return {**extra, "threads": threads}
 
 
 def _local_dir(model: str) -> str:
