@@ -1,6 +1,6 @@
 /* vision_place.c: what a patch's place adds: the learned table (bilinear, half-pixel centres, edges
- * clamped, no antialias), the sine table of frames, and the angles of the 2-D rotary embedding. Vision
- * spec 4.2 and 4.3. */
+ * clamped, no antialias), the sine table of frames, and the angles of the 2-D rotary embedding (vision
+ * 4.2, 4.3). */
 #include "vision_pass.h"
 
 #include <math.h>

@@ -127,7 +127,7 @@ static void golden_vectors(void **state)
     assert_int_equal(c.n_combinatorial, 2);
 }
 
-/* Spec 1.4 lists these as check values. */
+/* The ids of the released tokenizer, written out. */
 static void special_ids(void **state)
 {
     (void)state;
