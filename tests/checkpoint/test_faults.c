@@ -341,7 +341,7 @@ static void index_disagrees(void **state)
     }
     write_index(path, map, 0, NULL, "no.such.tensor");
     expect_refused(dir, K3_E_CHECKPOINT, "no.such.tensor", INDEX);
-    const char *const bad[] = {"../" SHARD1, "/etc/x.safetensors", "x.bin", ".safetensors", ""};
+    const char *const bad[] = {("../" SHARD1), "/etc/x.safetensors", "x.bin", ".safetensors", ""};
     for (size_t k = 0; k < sizeof bad / sizeof bad[0]; k++) {
         write_index(path, map, 0, bad[k], NULL);
         expect_refused(dir, K3_E_CHECKPOINT, INDEX, "not a name");
