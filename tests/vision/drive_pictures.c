@@ -19,11 +19,11 @@ k3_engine *pictures_open(const char *model_dir, const char *mode, int threads)
 
 k3i_patches pictures_load(const char *model_dir, const char *dir, const char *file)
 {
-    char path[4096], *bytes;
+    char path[4096], *bytes = NULL;
     size_t n;
     k3i_err err;
     k3i_image_settings s;
-    k3i_patches p;
+    k3i_patches p = {0};
     snprintf(path, sizeof path, "%s/%s", dir, file);
     if (k3i_image_settings_read(model_dir, &s, &err) != K3_OK ||
         k3i_read_file(path, 16 << 20, &bytes, &n, &err) != K3_OK ||
