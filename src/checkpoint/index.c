@@ -69,7 +69,8 @@ static k3_status list_from_index(const char *path, yyjson_val *map, file_list *l
                             K3I_CKPT_MAX_FILES);
         list->names[list->n++] = name;
     }
-    return K3_OK;
+    return list->n > 0 ? K3_OK
+                       : k3i_fail(err, K3_E_CHECKPOINT, "%s: 'weight_map' names no tensor", path);
 }
 
 static k3_status list_from_folder(const char *dir, file_list *list, k3i_arena *arena, k3i_err *err)

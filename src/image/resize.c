@@ -90,10 +90,12 @@ static const k3i_resize_passes *best_passes(void)
     return &k3i_resize_plain;
 }
 
-/* 32-bit samples: sums in f64, halves away from zero. */
+/* 32-bit samples: sums in f64, halves away from zero. The filter overshoots beside edges, so that extreme
+ * samples leave the range: they stop at its ends. */
 static int32_t round_wide(double s)
 {
-    return (int32_t)(s >= 0.0 ? floor(s + 0.5) : -floor(fabs(s) + 0.5));
+    double r = s >= 0.0 ? floor(s + 0.5) : -floor(fabs(s) + 0.5);
+    return r >= INT32_MAX ? INT32_MAX : r <= INT32_MIN ? INT32_MIN : (int32_t)r;
 }
 
 static void wide_pass(int32_t *out, const int32_t *in, const filter *f, size_t i, size_t step)
