@@ -15,6 +15,19 @@ static k3_status begin_call(k3i_answer *a, const k3i_chat_event *event, k3i_err 
     return k3i_buf_add(&call->name, event->text, event->n, err);
 }
 
+static k3_status end_call(k3i_call *call, bool is_raw, k3i_err *err)
+{
+    call->is_complete = true;
+    if (is_raw)
+        return K3_OK;
+    k3i_buf unique = K3I_BUF(K3I_OUTPUT_MAX_BYTES);
+    k3_status st = k3i_arguments_last(call->arguments.data, call->arguments.n, &unique, err);
+    k3i_buf_done(st == K3_OK ? &call->arguments : &unique);
+    if (st == K3_OK)
+        call->arguments = unique;
+    return st;
+}
+
 k3_status k3i_answer_event(void *answer, const k3i_chat_event *event, k3i_err *err)
 {
     k3i_answer *a = answer;
@@ -28,8 +41,7 @@ k3_status k3i_answer_event(void *answer, const k3i_chat_event *event, k3i_err *e
     case K3I_EVENT_CALL_ARGS:
         return k3i_buf_add(&a->call[event->call].arguments, event->text, event->n, err);
     default:
-        a->call[event->call].is_complete = true;
-        return K3_OK;
+        return end_call(&a->call[event->call], event->is_raw, err);
     }
 }
 

@@ -44,6 +44,9 @@ k3i_chat_req k3i_chat_req_default(yyjson_val *messages);
  * parallel_tool_calls, response_format, thinking, chat_template_kwargs, reasoning_effort,
  * add_generation_prompt, continue_final_message. K3_E_FORMAT names the field (an HTTP 400). */
 k3_status k3i_chat_parse(yyjson_val *root, k3i_chat_req *ret, k3i_err *err);
+/* The same; *ret_field is the top-level field at fault (static), NULL without one. */
+k3_status k3i_chat_parse_named(yyjson_val *root, k3i_chat_req *ret, const char **ret_field,
+                               k3i_err *err);
 
 /* One picture of the request, in order of appearance. `url` is not NUL-terminated beyond its
  * length. */

@@ -223,7 +223,9 @@ static k3_status end_call(k3i_parser *p, k3i_err *err)
     if (!p->has_json)
         st = p->has_arguments ? emit_args(p, "}", 1, err) : emit_args(p, "{}", 2, err);
     p->n_complete++;
-    return st == K3_OK ? emit(p, K3I_EVENT_CALL_END, "", 0, err) : st;
+    k3i_chat_event event = {
+        .kind = K3I_EVENT_CALL_END, .call = p->n_call - 1, .is_raw = p->has_json, .text = ""};
+    return st == K3_OK ? p->fn(p->user, &event, err) : st;
 }
 
 static k3_status begin_argument(k3i_parser *p, size_t at, k3i_err *err)

@@ -18,10 +18,12 @@ enum {
     K3I_EVENT_CALL_END    /* the call is complete; a call without this event was cut off */
 };
 
-/* `text` is whole UTF-8 characters, valid during the call. `call` counts calls from 0. */
+/* `text` is whole UTF-8 characters, valid during the call. `call` counts calls from 0. `is_raw`
+ * (CALL_END): the arguments are a json block, passed on as it stands. */
 typedef struct {
     int32_t kind;
     int32_t call;
+    bool is_raw;
     const char *text;
     size_t n;
 } k3i_chat_event;
@@ -67,6 +69,10 @@ typedef struct {
     k3i_buf name, arguments;
     bool is_complete;
 } k3i_call;
+
+/* Appends the arguments of a complete call that is not raw, with the last of equal keys only: for
+ * replies that are not streamed. */
+k3_status k3i_arguments_last(const char *text, size_t n, k3i_buf *ret, k3i_err *err);
 
 /* Collects events. Zero-initialise with K3I_ANSWER and pass k3i_answer_event with its address. */
 typedef struct {

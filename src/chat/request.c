@@ -56,8 +56,35 @@ static k3_status read_effort(yyjson_val *object, const char *key, bool may_disab
     return K3_OK;
 }
 
-static k3_status read_thinking_object(yyjson_val *thinking, k3i_chat_req *req, k3i_err *err)
+static k3_status read_reasoning_effort(yyjson_val *root, k3i_chat_req *req, k3i_err *err)
 {
+    return read_effort(root, "reasoning_effort", true, req, err);
+}
+
+static k3_status read_template_kwargs(yyjson_val *root, k3i_chat_req *req, k3i_err *err)
+{
+    yyjson_val *kwargs = get(root, "chat_template_kwargs");
+    k3_status st = K3_OK;
+    if (kwargs != NULL && !yyjson_is_obj(kwargs))
+        return k3i_fail(err, K3_E_FORMAT, "chat_template_kwargs must be an object");
+    if (st == K3_OK)
+        st = read_effort(kwargs, "reasoning_effort", true, req, err);
+    if (st == K3_OK)
+        st = read_effort(kwargs, "thinking_effort", false, req, err);
+    if (st == K3_OK)
+        st = read_bool(kwargs, "enable_thinking", &req->is_thinking, err);
+    if (st == K3_OK)
+        st = read_bool(kwargs, "thinking", &req->is_thinking, err);
+    if (st != K3_OK)
+        k3i_err_prefix(err, "chat_template_kwargs");
+    return st;
+}
+
+static k3_status read_thinking(yyjson_val *root, k3i_chat_req *req, k3i_err *err)
+{
+    yyjson_val *thinking = get(root, "thinking");
+    if (thinking == NULL)
+        return K3_OK;
     if (!yyjson_is_obj(thinking))
         return k3i_fail(err, K3_E_FORMAT, "thinking must be an object");
     yyjson_val *type = get(thinking, "type"), *keep = get(thinking, "keep");
@@ -67,25 +94,6 @@ static k3_status read_thinking_object(yyjson_val *thinking, k3i_chat_req *req, k
     if (req->is_thinking && keep != NULL && !yyjson_equals_str(keep, "all"))
         return k3i_fail(err, K3_E_FORMAT, "thinking.keep must be 'all'");
     return read_effort(thinking, "effort", false, req, err);
-}
-
-static k3_status read_thinking(yyjson_val *root, k3i_chat_req *req, k3i_err *err)
-{
-    yyjson_val *kwargs = get(root, "chat_template_kwargs"), *thinking = get(root, "thinking");
-    k3_status st = read_effort(root, "reasoning_effort", true, req, err);
-    if (st == K3_OK && kwargs != NULL && !yyjson_is_obj(kwargs))
-        st = k3i_fail(err, K3_E_FORMAT, "chat_template_kwargs must be an object");
-    if (st == K3_OK)
-        st = read_effort(kwargs, "reasoning_effort", true, req, err);
-    if (st == K3_OK)
-        st = read_effort(kwargs, "thinking_effort", false, req, err);
-    if (st == K3_OK)
-        st = read_bool(kwargs, "enable_thinking", &req->is_thinking, err);
-    if (st == K3_OK)
-        st = read_bool(kwargs, "thinking", &req->is_thinking, err);
-    if (st == K3_OK && thinking != NULL)
-        st = read_thinking_object(thinking, req, err);
-    return st;
 }
 
 /* ---- tools ---------------------------------------------------------------------------------- */
@@ -246,6 +254,11 @@ static k3_status read_tool_choice(yyjson_val *root, k3i_chat_req *req, k3i_err *
     return K3_OK;
 }
 
+static k3_status read_parallel(yyjson_val *root, k3i_chat_req *req, k3i_err *err)
+{
+    return read_bool(root, "parallel_tool_calls", &req->parallel_tool_calls, err);
+}
+
 /* ---- response format ------------------------------------------------------------------------ */
 
 static k3_status read_response_format(yyjson_val *root, k3i_chat_req *req, k3i_err *err)
@@ -333,8 +346,6 @@ static k3_status read_messages(yyjson_val *root, k3i_chat_req *req, k3i_err *err
     k3_status st = read_bool(root, "add_generation_prompt", &req->add_generation_prompt, err);
     if (st == K3_OK)
         st = read_bool(root, "continue_final_message", &is_continued, err);
-    if (st == K3_OK)
-        st = read_bool(root, "parallel_tool_calls", &req->parallel_tool_calls, err);
     if (st == K3_OK && is_continued && req->add_generation_prompt)
         st = k3i_fail(
             err, K3_E_FORMAT,
@@ -357,21 +368,41 @@ static k3_status read_messages(yyjson_val *root, k3i_chat_req *req, k3i_err *err
     return st;
 }
 
-k3_status k3i_chat_parse(yyjson_val *root, k3i_chat_req *ret, k3i_err *err)
+/* In this order: later readers of thinking win, tool_choice needs the tools. */
+static const struct {
+    const char *field;
+    k3_status (*read)(yyjson_val *root, k3i_chat_req *req, k3i_err *err);
+} READERS[] = {
+    {"messages", read_messages},
+    {"reasoning_effort", read_reasoning_effort},
+    {"chat_template_kwargs", read_template_kwargs},
+    {"thinking", read_thinking},
+    {"tools", read_tools},
+    {"tool_choice", read_tool_choice},
+    {"parallel_tool_calls", read_parallel},
+    {"response_format", read_response_format},
+};
+
+k3_status k3i_chat_parse_named(yyjson_val *root, k3i_chat_req *ret, const char **ret_field,
+                               k3i_err *err)
 {
+    *ret_field = NULL;
     if (!yyjson_is_obj(root))
         return k3i_fail(err, K3_E_FORMAT, "the request must be a JSON object");
     k3i_chat_req req = k3i_chat_req_default(get(root, "messages"));
-    k3_status st = read_messages(root, &req, err);
-    if (st == K3_OK)
-        st = read_thinking(root, &req, err);
-    if (st == K3_OK)
-        st = read_tools(root, &req, err);
-    if (st == K3_OK)
-        st = read_tool_choice(root, &req, err);
-    if (st == K3_OK)
-        st = read_response_format(root, &req, err);
-    if (st == K3_OK)
-        *ret = req;
-    return st;
+    for (size_t i = 0; i < sizeof READERS / sizeof *READERS; i++) {
+        k3_status st = READERS[i].read(root, &req, err);
+        if (st != K3_OK) {
+            *ret_field = READERS[i].field;
+            return st;
+        }
+    }
+    *ret = req;
+    return K3_OK;
+}
+
+k3_status k3i_chat_parse(yyjson_val *root, k3i_chat_req *ret, k3i_err *err)
+{
+    const char *field;
+    return k3i_chat_parse_named(root, ret, &field, err);
 }

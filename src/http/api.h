@@ -35,7 +35,8 @@ typedef struct {
     int64_t created;       /* UNIX seconds */
     atomic_llong n_calls;  /* makes ids unique */
     atomic_int load;       /* generation calls in flight */
-    atomic_llong n_errors; /* answers of 400 and above */
+    /* Answers in which calls were looked for: [streamed or not][with a call or without]. */
+    atomic_llong n_parsed[2][2];
     uint64_t id_seed;
 } k3i_api;
 

@@ -46,6 +46,7 @@ k3_status k3i_call_new(k3i_api *api, k3i_api_call **ret, k3i_err *err)
     pthread_mutex_init(&c->lock, NULL);
     c->body = K3I_BUF(api->config->max_body_bytes);
     c->out = K3I_BUF((size_t)1 << 30);
+    c->echo = K3I_BUF(api->config->max_body_bytes);
     c->content_type = "application/json";
     k3i_arena_init(&c->arena, (size_t)64 << 20);
     *ret = c;
@@ -69,6 +70,7 @@ void k3i_call_unref(k3i_api_call *c)
     k3i_arena_done(&c->arena);
     k3i_buf_done(&c->body);
     k3i_buf_done(&c->out);
+    k3i_buf_done(&c->echo);
     pthread_mutex_destroy(&c->lock);
     k3i_free(c);
 }
@@ -92,7 +94,6 @@ void k3i_call_fail(k3i_api_call *c, const k3i_fault *fault)
         k3i_buf_adds(&c->out, "{\"error\":\"Unauthorized\"}", NULL);
     else
         k3i_fault_body(fault, &c->out, NULL);
-    atomic_fetch_add(&c->api->n_errors, 1);
     atomic_store(&c->phase, K3_CALL_READY);
 }
 
@@ -185,6 +186,7 @@ bool k3i_call_add_choice(k3i_api_call *c, int32_t index, int32_t prompt, const i
         c->params.sampling.seed = random_seed(c->api);
     r->sampling.seed = c->params.sampling.seed + (uint64_t)index;
     r->max_tokens = max_tokens;
+    r->n_choices = c->params.n;
     r->logprobs = c->params.logprobs;
     r->prompt_logprobs = c->params.prompt_logprobs;
     r->no_speculation = c->params.no_speculation;
@@ -305,6 +307,14 @@ void k3i_call_handle(k3i_api_call *c)
 /* ---- answers -----------------------------------------------------------------------------------
  */
 
+static void count_parsed(k3i_api_call *c)
+{
+    for (int32_t i = 0; i < c->n_choices && c->is_chat && c->chat.has_tools; i++) {
+        bool has_call = k3i_unfold_calls(c->choice[i].unfold) > 0;
+        atomic_fetch_add(&c->api->n_parsed[c->params.stream][has_call], 1);
+    }
+}
+
 void k3i_call_finish(k3i_api_call *c)
 {
     k3i_fault fault = {0};
@@ -327,6 +337,7 @@ void k3i_call_finish(k3i_api_call *c)
         k3i_call_fail(c, &fault);
         return;
     }
+    count_parsed(c);
     atomic_store(&c->phase, K3_CALL_READY);
 }
 
@@ -343,8 +354,10 @@ static void pump_stream(k3i_api_call *c)
             k3i_reply_chunks(c, &c->choice[i], &j);
         all_over = all_over && c->choice[i].finish != K3_FINISH_NONE;
     }
-    if (j.status == K3_OK && all_over)
+    if (j.status == K3_OK && all_over) {
         k3i_reply_end(c, &j);
+        count_parsed(c);
+    }
     c->is_done = all_over;
     if (k3i_json_end(&j, &err) !=
         K3_OK) { /* memory: cut the stream rather than send half an event */

@@ -47,6 +47,7 @@ struct k3i_api_call {
     k3i_chat_prompt prompt;
     k3i_unfold_opts unfold;
     k3i_grammar *grammar;  /* NULL: the answer is free */
+    k3i_buf echo;          /* chat: what stands before each content */
     bool is_chat, is_done; /* is_done: the stream is complete */
     char id[176];
     int64_t created;
@@ -89,6 +90,8 @@ bool k3i_check_model(k3i_api_call *c, yyjson_val *root, k3i_fault *fault);
 /* Makes choice `index` from a prompt; the seed of its k-th sibling is seed + k. */
 bool k3i_call_add_choice(k3i_api_call *c, int32_t index, int32_t prompt, const int32_t *ids,
                          int32_t n_ids, k3i_request **ret, k3i_fault *fault);
+/* Binds the grammar and the thinking budget of a chat to one of its requests. */
+bool k3i_call_constrain(k3i_api_call *c, k3i_request *r, k3i_fault *fault);
 /* Checks lengths against the context; sets *ret_max_tokens. */
 bool k3i_check_lengths(k3i_api_call *c, size_t n_ids, int32_t *ret_max_tokens, k3i_fault *fault);
 

@@ -37,11 +37,13 @@ bool k3i_chat_read_prompt(k3i_api_call *c, yyjson_val *root, k3i_media_picture *
                           size_t *ret_n_pictures, k3i_fault *fault)
 {
     k3i_err err;
+    const char *field;
     k3i_chat_image *images = NULL;
     k3i_media_picture *pictures = NULL;
     size_t n = 0;
-    if (k3i_chat_parse(root, &c->chat, &err) != K3_OK ||
-        k3i_chat_images(&c->chat, &images, &n, &err) != K3_OK)
+    if (k3i_chat_parse_named(root, &c->chat, &field, &err) != K3_OK)
+        return k3i_fault_from(fault, &err, field);
+    if (k3i_chat_images(&c->chat, &images, &n, &err) != K3_OK)
         return k3i_fault_from(fault, &err, "messages");
     pictures = k3i_alloc_zero((n + 1) * sizeof *pictures);
     bool ok = pictures != NULL || k3i_fault_set(fault, 503, NULL, "out of memory");
@@ -99,48 +101,6 @@ static bool attach(k3i_api_call *c, k3i_request *r, k3i_media_picture *pictures,
 /* ---- constrained answers -----------------------------------------------------------------------
  */
 
-/* The matcher of one request, which also says how many tokens are left. */
-typedef struct {
-    k3i_matcher *matcher;
-    const k3i_request *req;
-} constrained;
-
-static k3_status constrain_mask(void *self, uint32_t *words, bool *ret_is_active, k3i_err *err)
-{
-    constrained *k = self;
-    int32_t left = k->req->max_tokens - (k->req->n_tokens - k->req->n_prompt);
-    *ret_is_active = true;
-    return k3i_matcher_mask(k->matcher, (size_t)(left > 1 ? left : 1), words, err);
-}
-
-static k3_status constrain_accept(void *self, int32_t token, k3i_err *err)
-{
-    constrained *k = self;
-    return k3i_matcher_is_done(k->matcher) ? K3_OK : k3i_matcher_advance(k->matcher, token, err);
-}
-
-static void constrain_free(void *self)
-{
-    constrained *k = self;
-    k3i_matcher_free(k->matcher);
-    k3i_free(k);
-}
-
-static bool constrain(k3i_api_call *c, k3i_request *r, k3i_fault *fault)
-{
-    if (c->grammar == NULL)
-        return true;
-    k3i_err err;
-    constrained *k = k3i_alloc_zero(sizeof *k);
-    if (k == NULL)
-        return k3i_fault_set(fault, 503, NULL, "out of memory");
-    k->req = r;
-    r->constraint = (k3i_constraint){k, constrain_mask, constrain_accept, constrain_free};
-    if (k3i_matcher_new(c->api->vocab, c->grammar, &k->matcher, &err) != K3_OK)
-        return k3i_fault_from(fault, &err, NULL);
-    return true;
-}
-
 static bool read_grammar(k3i_api_call *c, k3i_fault *fault)
 {
     k3i_err err;
@@ -161,7 +121,8 @@ static bool make_choices(k3i_api_call *c, k3i_media_picture *pictures, k3i_fault
     for (int32_t i = 0; i < c->params.n; i++) {
         k3i_request *r;
         if (!k3i_call_add_choice(c, i, 0, c->prompt.ids.id, (int32_t)c->prompt.ids.n, &r, fault) ||
-            !constrain(c, r, fault) || !attach(c, r, pictures, i == c->params.n - 1, fault))
+            !k3i_call_constrain(c, r, fault) ||
+            !attach(c, r, pictures, i == c->params.n - 1, fault))
             return false;
     }
     return true;
@@ -181,6 +142,27 @@ static void set_unfold(k3i_api_call *c)
         .min_tokens = c->params.sampling.min_tokens};
 }
 
+/* `echo`: the content begins with that of the last message, if the assistant wrote it. */
+static bool read_echo(k3i_api_call *c, k3i_fault *fault)
+{
+    yyjson_val *last = yyjson_arr_get_last(c->chat.messages), *part;
+    yyjson_val *content = k3i_member(last, "content");
+    k3i_err err;
+    k3_status st = K3_OK;
+    if (!c->params.echo || !yyjson_equals_str(k3i_member(last, "role"), "assistant"))
+        return true;
+    if (yyjson_is_str(content))
+        st = k3i_buf_add(&c->echo, yyjson_get_str(content), yyjson_get_len(content), &err);
+    size_t i, n;
+    yyjson_arr_foreach(content, i, n, part)
+    {
+        yyjson_val *text = k3i_member(part, "text");
+        if (st == K3_OK && yyjson_is_str(text))
+            st = k3i_buf_add(&c->echo, yyjson_get_str(text), yyjson_get_len(text), &err);
+    }
+    return st == K3_OK || k3i_fault_from(fault, &err, "echo");
+}
+
 bool k3i_chat_prepare(k3i_api_call *c, yyjson_val *root, k3i_fault *fault)
 {
     k3i_params_ctx ctx = {.tok = c->api->tok,
@@ -192,11 +174,9 @@ bool k3i_chat_prepare(k3i_api_call *c, yyjson_val *root, k3i_fault *fault)
     size_t n_pictures = 0;
     if (!k3i_params_read(&ctx, root, &c->params, fault))
         return false;
-    if (c->params.echo)
-        return k3i_fault_set(fault, 400, "echo", "echo is not supported for chat completions.");
     if (!k3i_chat_read_prompt(c, root, &pictures, &n_pictures, fault))
         return false;
-    bool ok = read_grammar(c, fault);
+    bool ok = read_echo(c, fault) && read_grammar(c, fault);
     set_unfold(c);
     ok = ok && make_choices(c, pictures, fault);
     k3i_pictures_free(pictures, n_pictures);

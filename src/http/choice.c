@@ -26,7 +26,7 @@ static k3_status on_event(void *user, const k3i_chat_event *e, k3i_err *err)
         c->cap_delta = cap;
     }
     size_t n = e->text == NULL ? 0 : e->n;
-    c->delta[c->n_delta++] = (k3i_delta){e->kind, e->call, c->text.n - n, n};
+    c->delta[c->n_delta++] = (k3i_delta){e->kind, e->call, e->is_raw, c->text.n - n, n};
     return K3_OK;
 }
 

@@ -12,6 +12,7 @@
 typedef struct {
     int32_t kind; /* K3I_EVENT_* */
     int32_t call;
+    bool is_raw;
     size_t at, n; /* in k3i_choice.text */
 } k3i_delta;
 

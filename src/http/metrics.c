@@ -70,6 +70,47 @@ static void finished(writer *w, const k3i_stats *s)
                (double)s->finished[REASONS[i].finish]);
 }
 
+/* An info metric: what was configured, as labels of a 1. */
+static void cache_config(writer *w, const k3i_api *api)
+{
+    const k3_kv_layout *kv = k3i_serve_layout(api->serve);
+    const k3i_sched_config *config = k3i_serve_config(api->serve);
+    char more[256];
+    snprintf(more, sizeof more,
+             ",block_size=\"%d\",num_gpu_blocks=\"%d\",page_bytes=\"%lld\",pool_bytes=\"%lld\","
+             "enable_prefix_caching=\"%s\"",
+             (int)config->block_tokens, (int)config->num_blocks, (long long)kv->page_bytes,
+             (long long)kv->pool_bytes, config->no_prefix_caching ? "False" : "True");
+    head(w, "cache_config_info", "", "gauge", "The KV cache as planned at the start.");
+    sample(w, "cache_config_info", "", more, 1);
+}
+
+static void prompt_sources(writer *w, const k3i_stats *s)
+{
+    head(w, "prompt_tokens_by_source", "_total", "counter",
+         "Prompt tokens by where they came from.");
+    sample(w, "prompt_tokens_by_source", "_total", ",source=\"local_compute\"",
+           (double)s->prompt_tokens);
+    sample(w, "prompt_tokens_by_source", "_total", ",source=\"local_cache_hit\"",
+           (double)s->cached_tokens);
+    sample(w, "prompt_tokens_by_source", "_total", ",source=\"external_kv_transfer\"", 0);
+    counter(w, "external_prefix_cache_queries", "There is no cache outside this process.", 0);
+    counter(w, "external_prefix_cache_hits", "There is no cache outside this process.", 0);
+}
+
+static void tool_calls(writer *w, k3i_api *api)
+{
+    head(w, "tool_call_parser_invocations", "_total", "counter",
+         "Answers of requests with tools, by whether they hold a call.");
+    for (int i = 0; i < 4; i++) {
+        char more[128];
+        snprintf(more, sizeof more, ",mode=\"%s\",outcome=\"%s\",request_type=\"chat_completions\"",
+                 i / 2 ? "streaming" : "non_streaming", i % 2 ? "tool_call" : "no_tool_call");
+        sample(w, "tool_call_parser_invocations", "_total", more,
+               (double)atomic_load(&api->n_parsed[i / 2][i % 2]));
+    }
+}
+
 static void speculation(writer *w, const k3i_stats *s, int32_t width)
 {
     head(w, "spec_decode_num_accepted_tokens_per_pos", "_total", "counter",
@@ -123,6 +164,7 @@ k3_status k3i_metrics_write(k3i_api *api, k3i_buf *ret, k3i_err *err)
     gauge(&w, "kv_cache_usage_perc", "Pages that running requests hold, 0 to 1.",
           s.pages > 0 ? used / s.pages : 0);
     gauge(&w, "engine_sleep_state", "1 while the engine is awake.", 1);
+    cache_config(&w, api);
     finished(&w, &s);
 #define COUNTER(field, name, help) counter(&w, name, help, s.field);
 #define HISTOGRAM(field, name, help, bounds) histogram(&w, name, help, &s.field);
@@ -131,6 +173,8 @@ k3_status k3i_metrics_write(k3i_api *api, k3i_buf *ret, k3i_err *err)
 #undef HISTOGRAM
     speculation(&w, &s, k3i_serve_info(api->serve)->draft_tokens);
     prefix_cache(&w, &s);
+    prompt_sources(&w, &s);
+    tool_calls(&w, api);
     k3i_buf_done(&labels);
     return k3i_json_end(&w.out, err);
 }

@@ -380,13 +380,12 @@ static bool read_logprobs(const k3i_params_ctx *ctx, yyjson_val *root, k3i_param
 static bool read_lengths(const k3i_params_ctx *ctx, yyjson_val *root, k3i_params *p,
                          k3i_fault *fault)
 {
-    int64_t max = ctx->is_chat ? -1 : 16, n = 1, seed = 0, budget = -1;
+    int64_t max = ctx->is_chat ? -1 : 16, n = 1, seed = 0;
     const char *key = "max_tokens";
     if (ctx->is_chat && k3i_member(root, "max_completion_tokens") != NULL)
         key = "max_completion_tokens";
     if (!k3i_member_int(root, key, &max, fault) || !k3i_member_int(root, "n", &n, fault) ||
-        !k3i_member_int(root, "seed", &seed, fault) ||
-        !k3i_member_int(root, "thinking_token_budget", &budget, fault))
+        !k3i_member_int(root, "seed", &seed, fault))
         return false;
     if (k3i_member(root, key) != NULL && max < 1 && !(max == 0 && !ctx->is_chat && p->echo))
         return int_out_of_range(fault, key, "must be at least 1", max);
@@ -396,9 +395,6 @@ static bool read_lengths(const k3i_params_ctx *ctx, yyjson_val *root, k3i_params
         return int_out_of_range(fault, "n", "must be at least 1", n);
     if (n > K3_MAX_CHOICES)
         return int_out_of_range(fault, "n", "must be at most 128", n);
-    if (budget != -1)
-        return k3i_fault_set(fault, 400, "thinking_token_budget",
-                             "thinking_token_budget is not supported; use reasoning_effort.");
     p->max_tokens = (int32_t)max;
     p->n = (int32_t)n;
     p->has_seed = k3i_member(root, "seed") != NULL;
@@ -406,6 +402,90 @@ static bool read_lengths(const k3i_params_ctx *ctx, yyjson_val *root, k3i_params
     if (p->max_tokens > 0 && p->sampling.min_tokens > p->max_tokens)
         return int_out_of_range(fault, "min_tokens", "must be less than or equal to max_tokens",
                                 p->sampling.min_tokens);
+    return true;
+}
+
+/* -1 is no budget, and so is one that nothing reaches. */
+static bool read_budget(const k3i_params_ctx *ctx, yyjson_val *root, k3i_params *p,
+                        k3i_fault *fault)
+{
+    int64_t budget = -1;
+    if (!k3i_member_int(root, "thinking_token_budget", &budget, fault))
+        return false;
+    if (budget < -1)
+        return int_out_of_range(fault, "thinking_token_budget", "must be -1 (no limit) or more",
+                                budget);
+    if (budget >= 0 && !ctx->is_chat)
+        return k3i_fault_set(fault, 400, "thinking_token_budget",
+                             "thinking_token_budget needs the chat format: completions have no "
+                             "thinking channel.");
+    p->thinking_budget = budget > INT32_MAX ? -1 : (int32_t)budget;
+    return true;
+}
+
+static bool read_salt(yyjson_val *root, k3i_params *p, k3i_fault *fault)
+{
+    if (!k3i_member_str(root, "cache_salt", &p->salt, fault))
+        return false;
+    if (p->salt != NULL && p->salt[0] == 0)
+        return k3i_fault_set(fault, 400, "cache_salt", "cache_salt must not be empty.");
+    return true;
+}
+
+/* ---- what is not done --------------------------------------------------------------------------
+ */
+
+/* Fields of vLLM's and OpenAI's requests that would change what comes out and that this server does
+ * not honour. A request that asks for one is refused: an answer that disregards it would look
+ * right. All other unknown fields are ignored, as the API reference says. */
+static const struct {
+    const char *field;
+    bool chat, completion; /* refused there */
+    const char *instead;
+} REFUSED[] = {
+    {"structured_outputs", true, true, "use response_format"},
+    {"guided_json", true, true, "use response_format"},
+    {"guided_regex", true, true, "use response_format"},
+    {"guided_choice", true, true, "use response_format with an enum"},
+    {"guided_grammar", true, true, "use response_format"},
+    {"response_format", false, true, "use /v1/chat/completions"},
+    {"functions", true, false, "use tools"},
+    {"function_call", true, false, "use tool_choice"},
+    {"allowed_token_ids", true, true, "use logit_bias"},
+    {"logits_processors", true, true, "use logit_bias"},
+    {"use_beam_search", true, true, "use n"},
+    {"best_of", true, true, "use n"},
+    {"truncate_prompt_tokens", true, true, "shorten the prompt"},
+    {"prompt_embeds", false, true, "use prompt"},
+    {"chat_template", true, false, "the chat format of this model is fixed"},
+    {"documents", true, false, "put them into a message"},
+    {"audio", true, false, "answers are text"},
+};
+
+/* null, false, 0, 1 and what is empty ask for nothing; so does {"type":"text"}. */
+static bool asks_for_something(yyjson_val *v)
+{
+    if (yyjson_is_bool(v))
+        return yyjson_get_bool(v);
+    if (yyjson_is_num(v))
+        return yyjson_get_num(v) != 0.0 && yyjson_get_num(v) != 1.0;
+    if (yyjson_is_str(v))
+        return yyjson_get_len(v) > 0;
+    if (yyjson_is_obj(v) && yyjson_equals_str(yyjson_obj_get(v, "type"), "text"))
+        return false;
+    return yyjson_get_len(v) > 0; /* members of an object, entries of a list */
+}
+
+static bool refuse_unhonoured(const k3i_params_ctx *ctx, yyjson_val *root, k3i_fault *fault)
+{
+    for (size_t i = 0; i < sizeof REFUSED / sizeof *REFUSED; i++) {
+        yyjson_val *v = k3i_member(root, REFUSED[i].field);
+        if (v == NULL || !(ctx->is_chat ? REFUSED[i].chat : REFUSED[i].completion) ||
+            !asks_for_something(v))
+            continue;
+        return k3i_fault_set(fault, 400, REFUSED[i].field, "%s is not supported; %s.",
+                             REFUSED[i].field, REFUSED[i].instead);
+    }
     return true;
 }
 
@@ -423,11 +503,12 @@ bool k3i_params_read(const k3i_params_ctx *ctx, yyjson_val *root, k3i_params *re
         !k3i_member_bool(root, "return_token_ids", &p.return_token_ids, fault) ||
         !k3i_member_bool(root, "return_tokens_as_token_ids", &p.tokens_as_ids, fault) ||
         !k3i_member_bool(root, "disable_speculation", &p.no_speculation, fault) ||
-        !k3i_member_str(root, "cache_salt", &p.salt, fault) ||
+        !refuse_unhonoured(ctx, root, fault) || !read_salt(root, &p, fault) ||
         !read_sampling(root, &p.sampling, fault) || !read_stop(root, &p, fault) ||
         !read_stop_ids(ctx, root, &p, fault) || !read_logit_bias(ctx, root, &p, fault) ||
         !read_bad_words(ctx, root, &p, fault) || !read_lengths(ctx, root, &p, fault) ||
-        !read_stream(root, &p, fault) || !read_logprobs(ctx, root, &p, fault))
+        !read_budget(ctx, root, &p, fault) || !read_stream(root, &p, fault) ||
+        !read_logprobs(ctx, root, &p, fault))
         return false;
     if (ctx->kimi_policy && !check_kimi(&p, fault))
         return false;

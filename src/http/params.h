@@ -33,7 +33,8 @@ typedef struct {
     bool stream, include_usage, continuous_usage;
     int32_t logprobs, prompt_logprobs; /* alternatives, -1 = none */
     bool echo, include_reasoning, return_token_ids, tokens_as_ids, no_speculation;
-    const char *salt; /* cache_salt or NULL; points into the document */
+    int32_t thinking_budget; /* tokens of reasoning, -1 = as many as the model likes */
+    const char *salt;        /* cache_salt or NULL; points into the document */
 } k3i_params;
 
 /* False with a fault. */

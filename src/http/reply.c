@@ -245,26 +245,47 @@ static void write_completion_logprobs(const k3i_api_call *c, k3i_choice *ch, boo
 /* ---- whole answers -----------------------------------------------------------------------------
  */
 
-static bool is_complete_call(const k3i_choice *ch, int32_t call)
+/* The delta that ends a call, NULL if it was cut off. */
+static const k3i_delta *end_of_call(const k3i_choice *ch, int32_t call)
 {
     for (size_t i = 0; i < ch->n_delta; i++) {
         if (ch->delta[i].kind == K3I_EVENT_CALL_END && ch->delta[i].call == call)
-            return true;
+            return &ch->delta[i];
     }
-    return false;
+    return NULL;
 }
 
-/* Joins all deltas of a kind (and call) as one JSON string. */
-static void write_joined(const k3i_choice *ch, int32_t kind, int32_t call, k3i_json *j)
+/* All deltas of a kind (and call, unless negative). */
+static void join(const k3i_choice *ch, int32_t kind, int32_t call, k3i_buf *ret, k3i_json *j)
 {
-    k3i_buf text = K3I_BUF(K3I_OUTPUT_MAX_BYTES);
     for (size_t i = 0; i < ch->n_delta; i++) {
         const k3i_delta *d = &ch->delta[i];
         if (d->kind == kind && (call < 0 || d->call == call) && j->status == K3_OK)
-            j->status = k3i_buf_add(&text, ch->text.data + d->at, d->n, &j->err);
+            j->status = k3i_buf_add(ret, ch->text.data + d->at, d->n, &j->err);
     }
+}
+
+/* All text of a kind, behind what is echoed, as one JSON string. */
+static void write_joined(const k3i_choice *ch, int32_t kind, const k3i_buf *echo, k3i_json *j)
+{
+    k3i_buf text = K3I_BUF(2 * K3I_OUTPUT_MAX_BYTES);
+    if (echo != NULL && echo->n > 0 && j->status == K3_OK)
+        j->status = k3i_buf_add(&text, echo->data, echo->n, &j->err);
+    join(ch, kind, -1, &text, j);
     k3i_json_strn(j, text.n > 0 ? text.data : "", text.n);
     k3i_buf_done(&text);
+}
+
+static void write_arguments(const k3i_choice *ch, const k3i_delta *end, k3i_json *j)
+{
+    k3i_buf text = K3I_BUF(K3I_OUTPUT_MAX_BYTES), last = K3I_BUF(K3I_OUTPUT_MAX_BYTES);
+    join(ch, K3I_EVENT_CALL_ARGS, end->call, &text, j);
+    if (!end->is_raw && text.n > 0 && j->status == K3_OK)
+        j->status = k3i_arguments_last(text.data, text.n, &last, &j->err);
+    const k3i_buf *shown = end->is_raw ? &text : &last;
+    k3i_json_strn(j, shown->n > 0 ? shown->data : "", shown->n);
+    k3i_buf_done(&text);
+    k3i_buf_done(&last);
 }
 
 static bool has_kind(const k3i_choice *ch, int32_t kind)
@@ -300,20 +321,21 @@ static void write_message(const k3i_api_call *c, const k3i_choice *ch, k3i_json 
     for (size_t i = 0; i < ch->n_delta; i++)
         n_calls += ch->delta[i].kind == K3I_EVENT_CALL_END;
     k3i_json_raw(j, "{\"role\":\"assistant\",\"content\":");
-    if (n_calls > 0 && !has_kind(ch, K3I_EVENT_CONTENT))
+    if (n_calls > 0 && !has_kind(ch, K3I_EVENT_CONTENT) && c->echo.n == 0)
         k3i_json_raw(j, "null");
     else
-        write_joined(ch, K3I_EVENT_CONTENT, -1, j);
+        write_joined(ch, K3I_EVENT_CONTENT, &c->echo, j);
     if (c->params.include_reasoning && has_kind(ch, K3I_EVENT_REASONING)) {
         k3i_json_raw(j, ",\"reasoning_content\":");
-        write_joined(ch, K3I_EVENT_REASONING, -1, j);
+        write_joined(ch, K3I_EVENT_REASONING, NULL, j);
     } else if (c->chat.is_thinking && c->params.include_reasoning) {
         k3i_json_raw(j, ",\"reasoning_content\":\"\"");
     }
     bool is_first = true;
     for (size_t i = 0; i < ch->n_delta && n_calls > 0; i++) {
         const k3i_delta *d = &ch->delta[i];
-        if (d->kind != K3I_EVENT_CALL_BEGIN || !is_complete_call(ch, d->call))
+        const k3i_delta *end = d->kind == K3I_EVENT_CALL_BEGIN ? end_of_call(ch, d->call) : NULL;
+        if (end == NULL)
             continue;
         k3i_json_raw(j, is_first ? ",\"tool_calls\":[{\"id\":" : ",{\"id\":");
         is_first = false;
@@ -321,7 +343,7 @@ static void write_message(const k3i_api_call *c, const k3i_choice *ch, k3i_json 
         k3i_json_raw(j, ",\"type\":\"function\",\"function\":{\"name\":");
         k3i_json_strn(j, ch->text.data + d->at, d->n);
         k3i_json_raw(j, ",\"arguments\":");
-        write_joined(ch, K3I_EVENT_CALL_ARGS, d->call, j);
+        write_arguments(ch, end, j);
         k3i_json_raw(j, "}}");
     }
     k3i_json_raw(j, is_first ? "}" : "]}");
@@ -454,17 +476,20 @@ static void write_call_delta(const k3i_api_call *c, k3i_choice *ch, const k3i_de
     }
 }
 
+static void role_chunk(k3i_api_call *c, k3i_choice *ch, k3i_json *j)
+{
+    begin_delta(c, ch, j);
+    k3i_json_raw(j, "\"role\":\"assistant\",\"content\":");
+    k3i_json_strn(j, c->echo.n > 0 ? c->echo.data : "", c->echo.n);
+    k3i_json_raw(j, "},\"logprobs\":null,\"finish_reason\":null}");
+    end_chunk(c, j);
+}
+
 static void chat_chunks(k3i_api_call *c, k3i_choice *ch, k3i_json *j)
 {
-    if (!ch->has_role) {
-        ch->has_role = true;
-        begin_chunk(c, j);
-        k3i_json_fmt(j,
-                     "{\"index\":%d,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
-                     "\"logprobs\":null,\"finish_reason\":null}",
-                     (int)ch->index);
-        end_chunk(c, j);
-    }
+    if (!ch->has_role)
+        role_chunk(c, ch, j);
+    ch->has_role = true;
     for (size_t i = 0; i < ch->n_delta; i++) {
         const k3i_delta *d = &ch->delta[i];
         bool is_text = d->kind == K3I_EVENT_REASONING || d->kind == K3I_EVENT_CONTENT;

@@ -531,7 +531,7 @@ static void completed(void *cls, struct MHD_Connection *connection, void **state
  */
 
 __attribute__((format(printf, 2, 0))) static void log_mhd(void *cls, const char *format,
-                                                            va_list args)
+                                                          va_list args)
 {
     k3i_server *s = cls;
     char text[512];
@@ -614,8 +614,7 @@ k3_status k3i_server_start(k3i_api *api, const char *host, int32_t port, k3i_ser
         s, MHD_OPTION_CONNECTION_LIMIT, (unsigned)api->config->max_connections,
         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)api->config->idle_timeout_s,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 1,
-        MHD_OPTION_LISTEN_BACKLOG_SIZE, 1024u,
-        MHD_OPTION_END);
+        MHD_OPTION_LISTEN_BACKLOG_SIZE, 1024u, MHD_OPTION_END);
     if (s->daemon == NULL) {
         free_server(s);
         return k3i_fail(err, K3_E_IO, "cannot listen on %s port %d", host, port);

@@ -18,6 +18,7 @@ k3_status k3i_request_new(const int32_t *tokens, int32_t n_prompt, k3i_request *
     r->cap_tokens = n_prompt + 1;
     r->sampling = k3i_sampling_default();
     r->max_tokens = 16;
+    r->n_choices = 1;
     r->logprobs = r->prompt_logprobs = -1;
     r->slot = r->hit_snap = -1;
     atomic_init(&r->n_refs, 1);

@@ -55,6 +55,7 @@ struct k3i_request {
     char *salt;              /* cache_salt or NULL */
     int64_t deadline_ns;     /* monotonic clock, 0 = none */
     k3i_request *leader;     /* same prompt, computed first (n > 1); a reference is held */
+    int32_t n_choices;       /* n: this request and those that it leads */
     k3i_constraint constraint;
     /* Called with every token that joins the output; nonzero ends the request with K3_FINISH_STOP.
      * Engine thread. */
@@ -94,6 +95,7 @@ struct k3i_request {
     int32_t n_prompt_lp; /* prompt positions whose logprobs are done */
     int32_t draft[K3_MAX_WIDTH];
     int32_t n_draft;
+    int32_t n_ended, most_tokens; /* leader: of the n choices, how many have ended; the longest */
     k3i_policy_req policy;
     k3i_sampler *sampler;
     k3i_request *next; /* in the list it is on */

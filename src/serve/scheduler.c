@@ -152,6 +152,11 @@ const k3_kv_layout *k3i_sched_layout(const k3i_sched *s)
     return &s->layout;
 }
 
+const k3i_sched_config *k3i_sched_get_config(const k3i_sched *s)
+{
+    return &s->config;
+}
+
 /* ---- requests ----------------------------------------------------------------------------------
  */
 
@@ -272,12 +277,25 @@ void k3i_sched_unlink_waiting(k3i_sched *s, k3i_request *r)
     }
 }
 
-static void count_finished(k3i_sched *s, const k3i_request *r, k3i_finish finish)
+/* What is counted once for all choices of a prompt. */
+static void count_group(k3i_stats *st, k3i_request *leader, int32_t n_out)
+{
+    leader->n_ended++;
+    if (n_out > leader->most_tokens)
+        leader->most_tokens = n_out;
+    if (leader->n_ended < leader->n_choices)
+        return;
+    k3i_histogram_add(&st->request_n, leader->n_ended);
+    k3i_histogram_add(&st->request_most, leader->most_tokens);
+}
+
+static void count_finished(k3i_sched *s, k3i_request *r, k3i_finish finish)
 {
     k3i_stats *st = &s->stats;
     double end = (double)r->end_ns * 1e-9, submit = (double)r->submit_ns * 1e-9;
     int32_t n_out = r->n_tokens - r->n_prompt;
     st->finished[finish]++;
+    count_group(st, r->leader != NULL ? r->leader : r, n_out);
     k3i_histogram_add(&st->e2e, end - submit);
     k3i_histogram_add(&st->request_prompt, r->n_prompt);
     k3i_histogram_add(&st->request_generation, n_out);

@@ -43,6 +43,7 @@ void k3i_sched_end_all(k3i_sched *s, k3i_finish finish, const char *why);
 
 const k3_info *k3i_sched_info(const k3i_sched *s);
 const k3_kv_layout *k3i_sched_layout(const k3i_sched *s);
+const k3i_sched_config *k3i_sched_get_config(const k3i_sched *s);
 /* The statistics so far; gauges are brought up to date. Engine thread. */
 void k3i_sched_stats(k3i_sched *s, k3i_stats *ret);
 

@@ -194,6 +194,11 @@ const k3_kv_layout *k3i_serve_layout(const k3i_serve *s)
     return k3i_sched_layout(s->sched);
 }
 
+const k3i_sched_config *k3i_serve_config(const k3i_serve *s)
+{
+    return k3i_sched_get_config(s->sched);
+}
+
 bool k3i_serve_is_dead(k3i_serve *s)
 {
     pthread_mutex_lock(&s->lock);

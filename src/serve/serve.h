@@ -27,6 +27,7 @@ void k3i_serve_drain(k3i_serve *s, int64_t limit_ns);
 void k3i_serve_stats(k3i_serve *s, k3i_stats *ret);
 const k3_info *k3i_serve_info(const k3i_serve *s);
 const k3_kv_layout *k3i_serve_layout(const k3i_serve *s);
+const k3i_sched_config *k3i_serve_config(const k3i_serve *s);
 bool k3i_serve_is_dead(k3i_serve *s);
 
 #endif

@@ -12,6 +12,8 @@ static const double COUNT[] = {1,     2,      5,      10,     20,     50,    100
                                200,   500,    1000,   2000,   5000,   10000, 20000,
                                50000, 100000, 200000, 500000, 1000000};
 
+static const double N[] = {1, 2, 5, 10, 20};
+
 void k3i_stats_init(k3i_stats *s)
 {
     *s = (k3i_stats){0};
@@ -20,6 +22,7 @@ void k3i_stats_init(k3i_stats *s)
 #define LATENCY_BOUNDS LATENCY, sizeof LATENCY / sizeof *LATENCY
 #define ITERATION_BOUNDS ITERATION, sizeof ITERATION / sizeof *ITERATION
 #define COUNT_BOUNDS COUNT, sizeof COUNT / sizeof *COUNT
+#define N_BOUNDS N, sizeof N / sizeof *N
 #define COUNTER(field, name, help)
 #define HISTOGRAM(field, name, help, bounds) s->field = (k3i_histogram){bounds, {0}, 0.0};
 #include "metrics.def"

@@ -182,6 +182,19 @@ static const struct {
      "R:|C:|f({\"a\": \"x\"})"},
     {R, "a{-message}b{.}", "R:|C:a"},
     {R, "a{.}b", "R:|C:a"},
+    /* of equal keys a whole reply keeps the last; a json block stays as it is */
+    {R,
+     "{-response}{+tools}{+call tool=\"f\" index=\"1\"}{+argument key=\"a\" "
+     "type=\"string\"}x\", {{-argument}{+argument key=\"b\" type=\"number\"}1{-argument}{+argument "
+     "key=\"a\" type=\"object\"}{\"a\": [2, \"}\"]}{-argument}{+argument "
+     "key=\"&quot;a\"}{-argument}"
+     "{-call}{+call tool=\"g\" index=\"2\"}{+json type=\"object\"}{\"k\": 1, \"k\": "
+     "2}{-json}{-call}{-tools}{.}",
+     "R:|C:|f({\"b\": 1, \"a\": {\"a\": [2, \"}\"]}, \"\\\"a\": \"\"})|g({\"k\": 1, \"k\": 2})"},
+    {R,
+     "{-response}{+tools}{+call tool=\"f\" index=\"1\"}{+argument key=\"a\" "
+     "type=\"string\"}x{-argument}{+argument key=\"a\" type=\"number\"}1",
+     "R:|C:|f({\"a\": \"x\", \"a\": )!"},
     /* arguments and a json block do not mix: the first kind counts */
     {R,
      "{-response}{+tools}{+call tool=\"f\" index=\"1\"}{+json "

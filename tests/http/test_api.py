@@ -75,13 +75,47 @@ class Routes(unittest.TestCase):
                 ({"logprobs": True, "top_logprobs": 21}, "max allowed: 20"),
                 ({"stream_options": {"include_usage": True}}, "stream"),
                 ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"), ({"stream": "yes"}, "boolean"),
-                ({"thinking_token_budget": 5}, "thinking_token_budget"), ({"messages": []}, "non-empty"),
+                ({"thinking_token_budget": -2}, "thinking_token_budget"), ({"cache_salt": ""}, "cache_salt"), ({"messages": []}, "non-empty"),
                 ({"messages": None}, "messages"), ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
                 ({"messages": [{"role": "user", "content": [{"type": "audio_url"}]}]}, "audio_url")]:
             with self.subTest(fields=fields):
                 body = {"messages": user("x"), **fields}
                 message = self.s.chat(400, **body)["error"]["message"]
                 self.assertIn(word, message)
+
+    def test_refused_fields_are_named(self):
+        """What is not honoured is refused with its name; asking for nothing is not asking."""
+        tool = {"type": "function", "function": {"name": "f"}}
+        for field, value in [
+                ("structured_outputs", {"json": {}}), ("guided_json", {"type": "object"}), ("guided_regex", "a+"),
+                ("guided_choice", ["a"]), ("guided_grammar", "root"), ("functions", [{"name": "f"}]), ("function_call", "auto"),
+                ("allowed_token_ids", [1]), ("logits_processors", ["x"]), ("use_beam_search", True), ("best_of", 3),
+                ("truncate_prompt_tokens", 9), ("chat_template", "{{ x }}"), ("documents", [{"text": "a"}]), ("audio", {"voice": "x"}),
+                ("temperature", 9), ("top_p", 2), ("top_k", -2), ("min_p", -1), ("presence_penalty", 3), ("frequency_penalty", -3),
+                ("repetition_penalty", -1), ("n", 0), ("seed", 1.5), ("stop", ["a", ""]), ("stop_token_ids", [-1]),
+                ("include_stop_str_in_output", 1), ("ignore_eos", "no"), ("min_tokens", -1), ("logprobs", 1), ("top_logprobs", 3),
+                ("logit_bias", {"x": 1}), ("bad_words", "a"), ("stream", 1), ("stream_options", {}), ("tools", {}), ("tools", [{}]),
+                ("tool_choice", "required"), ("tool_choice", "maybe"), ("parallel_tool_calls", "no"), ("response_format", {"type": "xml"}),
+                ("response_format", "json"), ("reasoning_effort", "medium"), ("thinking", True), ("thinking", {"type": "x"}),
+                ("chat_template_kwargs", []), ("chat_template_kwargs", {"thinking": 1}), ("include_reasoning", 0),
+                ("thinking_token_budget", -5), ("add_generation_prompt", 1), ("continue_final_message", True), ("echo", "yes"),
+                ("return_token_ids", 1), ("return_tokens_as_token_ids", "x"), ("prompt_logprobs", 99), ("cache_salt", 3),
+                ("max_tokens", 0), ("max_completion_tokens", "many"), ("model", 5)]:
+            with self.subTest(field=field, value=value):
+                error = self.s.chat(400, **{"messages": user("x"), field: value})["error"]
+                named = "messages" if field in ("add_generation_prompt", "continue_final_message") else field
+                self.assertEqual(error["param"], named)
+        for field, value in [("response_format", {"type": "json_object"}), ("guided_json", {"type": "object"}), ("best_of", 2),
+                             ("thinking_token_budget", 5), ("prompt_embeds", "AAAA"), ("logprobs", -1)]:
+            error = self.s.post("/v1/completions", {"prompt": "x", field: value}, 400)["error"]
+            self.assertEqual(error["param"], field)
+        empty = dict(structured_outputs=None, use_beam_search=False, best_of=1, functions=[], guided_json={}, chat_template="",
+                     thinking_token_budget=-1, response_format={"type": "text"}, stream=False)
+        self.s.ask("x", max_tokens=1, **empty)
+        self.s.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "suffix": "y", **empty})
+        accepted = dict(user="u", request_id="r", session_id="s", cache_salt="c", priority=3, metadata={"a": "b"}, service_tier="flex",
+                        prompt_cache_key="k", safety_identifier="i", tools=[tool], tool_choice="none", parallel_tool_calls=False)
+        self.s.ask("x", max_tokens=1, **accepted)
 
     def test_too_long(self):
         message = self.s.ask("word " * 40000, 400, max_tokens=5)["error"]["message"]
@@ -151,6 +185,41 @@ class Answers(unittest.TestCase):
         self.assertEqual(first, self.s.chat(**body, disable_speculation=True)["choices"][0]["message"])
         self.assertEqual(first, self.s.chat(**body, cache_salt="other")["choices"][0]["message"])
         self.assertNotEqual(first, self.s.chat(**{**body, "seed": 6})["choices"][0]["message"])
+
+    def test_thinking_budget(self):
+        """A model that would think on closes its channel after so many tokens, and the rest is content."""
+        body = dict(messages=user("Think."), max_tokens=40, seed=11, temperature=0.9)
+        free = self.s.chat(**body)
+        self.assertEqual(free["usage"]["completion_tokens_details"]["reasoning_tokens"], 40)
+        for budget in (0, 1, 7, 36):
+            got = self.s.chat(**body, thinking_token_budget=budget)
+            self.assertEqual(got["usage"]["completion_tokens_details"]["reasoning_tokens"], budget)
+            self.assertEqual(got["usage"]["completion_tokens"], 40)
+            message = api.plain(got["choices"][0]["message"])
+            self.assertTrue(free["choices"][0]["message"]["reasoning_content"].startswith(message["reasoning_content"].rstrip("\ufffd")))
+            self.assertTrue(message["content"])
+            self.assertEqual(api.merge(self.s.stream(**body, thinking_token_budget=budget))[0], message)
+            self.assertEqual(api.plain(self.s.chat(**body, thinking_token_budget=budget, disable_speculation=True)["choices"][0]["message"]),
+                             message)
+        # Beside a grammar: the schema holds after the budget.
+        schema = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": {
+            "type": "object", "properties": {"k": {"enum": ["x", "y"]}}, "required": ["k"], "additionalProperties": False}}}
+        got = self.s.chat(**{**body, "max_tokens": 60}, thinking_token_budget=5, response_format=schema)
+        self.assertEqual(got["usage"]["completion_tokens_details"]["reasoning_tokens"], 5)
+        self.assertIn(json.loads(got["choices"][0]["message"]["content"])["k"], ("x", "y"))
+        off = dict(body, thinking={"type": "disabled"})
+        self.assertEqual(self.s.chat(**off, thinking_token_budget=3)["choices"][0]["message"], self.s.chat(**off)["choices"][0]["message"])
+
+    def test_echo(self):
+        """The answer to a continued message begins with what was there, in whole and in streamed form."""
+        begun = {"role": "assistant", "content": [{"type": "text", "text": "It is "}, {"type": "text", "text": "true"}]}
+        body = dict(messages=user("Go on.") + [begun], max_tokens=12, seed=1, add_generation_prompt=False, continue_final_message=True,
+                    thinking={"type": "disabled"})
+        rest = self.s.chat(**body)["choices"][0]["message"]["content"]
+        self.assertEqual(self.s.chat(**body, echo=True)["choices"][0]["message"]["content"], "It is true" + rest)
+        self.assertEqual(api.merge(self.s.stream(**body, echo=True))[0]["content"], "It is true" + rest)
+        plain = dict(messages=user("Go on."), max_tokens=12, seed=1)
+        self.assertEqual(self.s.chat(**plain, echo=True)["choices"][0]["message"], self.s.chat(**plain)["choices"][0]["message"])
 
     def test_n(self):
         body = dict(messages=user("Several."), max_tokens=12, seed=3)
@@ -316,8 +385,41 @@ class Answers(unittest.TestCase):
         self.assertEqual(self.s.metric("num_requests_running"), 0)
         for name in ("time_to_first_token_seconds_count", "e2e_request_latency_seconds_bucket", "request_success_total",
                      "spec_decode_num_drafts_total", "spec_decode_num_accepted_tokens_per_pos_total", "num_preemptions_total",
-                     "prefix_cache_hits_total", "kv_cache_usage_perc", "iteration_tokens_total_sum", "mm_cache_queries_total"):
+                     "prefix_cache_hits_total", "kv_cache_usage_perc", "iteration_tokens_total_sum", "mm_cache_queries_total",
+                     "inter_token_latency_seconds_count", "request_time_per_output_token_seconds_count",
+                     "request_queue_time_seconds_count", "request_inference_time_seconds_count", "request_prefill_time_seconds_count",
+                     "request_decode_time_seconds_count", "request_prompt_tokens_count", "request_generation_tokens_count",
+                     "request_params_max_tokens_count", "request_prefill_kv_computed_tokens_count", "num_requests_waiting",
+                     "num_requests_waiting_by_reason", "engine_sleep_state", "prompt_tokens_total", "prompt_tokens_cached_total",
+                     "prefix_cache_queries_total", "mm_cache_hits_total", "external_prefix_cache_queries_total",
+                     "external_prefix_cache_hits_total", "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"):
             self.s.metric(name)
+        self.assertEqual(self.s.metric("cache_config_info", block_size="16", enable_prefix_caching="True"), 1)
+
+    def test_metrics_of_groups_sources_and_calls(self):
+        names = [("request_params_n_count", {}), ("request_params_n_sum", {}), ("request_max_num_generation_tokens_sum", {}),
+                 ("prompt_tokens_by_source_total", {"source": "local_compute"}),
+                 ("prompt_tokens_by_source_total", {"source": "local_cache_hit"})]
+        names += [("tool_call_parser_invocations_total", {"mode": m, "outcome": o})
+                  for m in ("streaming", "non_streaming") for o in ("tool_call", "no_tool_call")]
+
+        def delta(run):
+            self.s.wait_idle()
+            before = [self.s.metric(n, **labels) for n, labels in names]
+            run()
+            self.s.wait_idle()
+            return [self.s.metric(n, **labels) - b for (n, labels), b in zip(names, before)]
+
+        prompt = {"prompt": "a metric of its own " * 5, "max_tokens": 6, "temperature": 0}
+        n = len(self.s.post("/tokenize", {"prompt": prompt["prompt"]})["tokens"])
+        self.assertEqual(delta(lambda: self.s.post("/v1/completions", prompt)), [1, 1, 6, n, 0, 0, 0, 0, 0])
+        self.assertEqual(delta(lambda: self.s.post("/v1/completions", dict(prompt, n=4, temperature=1))), [1, 4, 6, 4, 4 * (n - 1), 0, 0, 0, 0])
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}}
+        chat = dict(messages=user("x"), max_tokens=60, tools=[tool], thinking={"type": "disabled"}, temperature=0)
+        self.assertEqual(delta(lambda: self.s.chat(**chat, tool_choice="required"))[5:], [0, 0, 1, 0])
+        self.assertEqual(delta(lambda: self.s.chat(**chat, tool_choice="none"))[5:], [0, 0, 0, 1])
+        self.assertEqual(delta(lambda: self.s.stream(**chat, tool_choice="required"))[5:], [1, 0, 0, 0])
+        self.assertEqual(delta(lambda: self.s.stream(**chat, tool_choice="none"))[5:], [0, 1, 0, 0])
 
     def test_tool_stream_is_json(self):
         tool = {"type": "function", "function": {"name": "f", "parameters": {
