@@ -180,6 +180,12 @@ static const struct {
      "{-response}{+tools}{+call tool=\"f\" index=\"1\"}{+argument key=\"a\" "
      "type=\"string\"}x{-call}{-message}tail",
      "R:|C:|f({\"a\": \"x\"})"},
+    {R, "{-response}{+tools}{+call tool=\"f\" index=\"1\"}{-tools}noise{+response}b{-response}{.}",
+     "R:|C:b|f({})"},
+    {R,
+     "{-response}{+tools}{+call tool=\"f\" index=\"1\"}{+argument key=\"no type\"}1{-argument}"
+     "{-call}{-tools}{.}",
+     "R:|C:|f({\"no type\": \"1\"})"},
     {R, "a{-message}b{.}", "R:|C:a"},
     {R, "a{.}b", "R:|C:a"},
     /* of equal keys a whole reply keeps the last; a json block stays as it is */
@@ -309,6 +315,38 @@ static void options(void **state)
     k3i_ids_done(&ids);
 }
 
+/* Ids that are neither text nor structure vanish; a character that a marker cuts off becomes U+FFFD
+ * before the marker; reasoning is counted in ids. */
+static void odd_ids(void **state)
+{
+    (void)state;
+    const k3i_tok_ids *special = k3i_tok_special_ids(tok);
+    k3i_ids ids = K3I_IDS(1000), part = K3I_IDS(1000);
+    to_ids("\xF0\x9F\x99\x82", &part);
+    assert_true(part.n > 1);
+    to_ids("one two", &ids);
+    size_t n_thought = ids.n + 1;
+    assert_int_equal(k3i_ids_add(&ids, special->media_pad, NULL), K3_OK);
+    assert_int_equal(k3i_ids_add(&ids, part.id[0], NULL), K3_OK);
+    to_ids("{-think}{+response}b{-response}{.}", &part);
+    for (size_t i = 0; i < part.n; i++)
+        assert_int_equal(k3i_ids_add(&ids, part.id[i], NULL), K3_OK);
+    collected c = {.answer = K3I_ANSWER};
+    k3i_parser *p;
+    assert_int_equal(k3i_parser_new(tok, &(k3i_parser_opts){.channel = T}, collect, &c, &p, NULL),
+                     K3_OK);
+    for (size_t i = 0; i < ids.n; i++)
+        assert_int_equal(k3i_parser_push(p, ids.id[i], NULL), K3_OK);
+    assert_string_equal(summary(&c.answer), "R:one two\xEF\xBF\xBD|C:b");
+    assert_int_equal(k3i_parser_reasoning_tokens(p), n_thought);
+    assert_false(k3i_parser_is_reasoning(p));
+    assert_true(k3i_parser_is_done(p));
+    k3i_parser_free(p);
+    k3i_answer_done(&c.answer);
+    k3i_ids_done(&ids);
+    k3i_ids_done(&part);
+}
+
 static bool is_prefix(const k3i_buf *a, const k3i_buf *b)
 {
     return a->n <= b->n && (a->n == 0 || memcmp(a->data, b->data, a->n) == 0);
@@ -401,6 +439,85 @@ static void every_marker_removed(void **state)
         c = parse_ids(edited, ids.n + 1, (k3i_parser_opts){.channel = T});
         check_sane(&c, "doubled", at);
         k3i_answer_done(&c.answer);
+    }
+    k3i_ids_done(&ids);
+}
+
+/* What the rules make of a plain answer with tools when one of its 21 markers is missing. */
+static void each_marker_missing(void **state)
+{
+    (void)state;
+    static const char output[] = "w{-think}{+response} a{-response}{+tools}{+call tool=\"f\" "
+                                 "index=\"1\"}{+argument key=\"k\" type=\"string\"}v{-argument}"
+                                 "{-call}{-tools}{-message}{.}";
+    static const char whole[] = "R:w|C: a|f({\"k\": \"v\"})";
+    static const char *const want[] = {
+        "R:wthink|C: a|f({\"k\": \"v\"})",    /* CLOSE think: its word is thought, OPEN ends it */
+        whole,                                /* SEP: the next marker ends the header */
+        "R:w|C:response a|f({\"k\": \"v\"})", /* OPEN response: text outside of channels is content
+                                               */
+        whole,
+        "R:w|C: aresponse|f({\"k\": \"v\"})", /* CLOSE response: OPEN tools ends it */
+        whole,
+        "R:w|C: a", /* OPEN tools: what follows an answer is noise */
+        whole,
+        "R:w|C: a", /* OPEN call: text between calls is noise */
+        whole,
+        "R:w|C: a|f({})", /* OPEN argument: text between arguments is noise */
+        whole,
+        "R:w|C: a|f({\"k\": \"vargument\"})", /* CLOSE argument: CLOSE call ends it */
+        whole,
+        whole, /* CLOSE call: CLOSE tools ends it */
+        whole,
+        whole, /* CLOSE tools, CLOSE message: the end of the message ends all */
+        whole,
+        whole,
+        whole,
+        whole /* end of message: CLOSE message was enough */
+    };
+    const k3i_tok_ids *special = k3i_tok_special_ids(tok);
+    k3i_ids ids = K3I_IDS(1000);
+    to_ids(output, &ids);
+    size_t n = 0;
+    for (size_t at = 0; at < ids.n; at++) {
+        int32_t edited[200], id = ids.id[at];
+        if (id != special->open && id != special->close && id != special->sep &&
+            id != special->end_of_msg)
+            continue;
+        memcpy(edited, ids.id, at * sizeof *edited);
+        memcpy(edited + at, ids.id + at + 1, (ids.n - at - 1) * sizeof *edited);
+        collected c = parse_ids(edited, ids.n - 1, (k3i_parser_opts){.channel = T});
+        assert_true(n < sizeof want / sizeof *want);
+        if (strcmp(summary(&c.answer), want[n]) != 0)
+            fail_msg("marker %zu\ngot  %s\nwant %s", n, summary(&c.answer), want[n]);
+        n++;
+        k3i_answer_done(&c.answer);
+    }
+    assert_int_equal(n, sizeof want / sizeof *want);
+    k3i_ids_done(&ids);
+}
+
+/* An end of message at any place: everything open ends there, and what comes later is dropped. */
+static void end_of_message_anywhere(void **state)
+{
+    (void)state;
+    k3i_ids ids = K3I_IDS(10000);
+    to_ids(MULTI, &ids);
+    int32_t edited[1024];
+    for (size_t at = 0; at < ids.n; at++) {
+        memcpy(edited, ids.id, at * sizeof *edited);
+        edited[at] = k3i_tok_special_ids(tok)->end_of_msg;
+        memcpy(edited + at + 1, ids.id + at, (ids.n - at) * sizeof *edited);
+        collected cut = parse_ids(edited, at + 1, (k3i_parser_opts){.channel = T});
+        collected all = parse_ids(edited, ids.n + 1, (k3i_parser_opts){.channel = T});
+        check_sane(&cut, "ended", at);
+        for (size_t i = 0; i < cut.answer.n_call; i++)
+            assert_true(cut.answer.call[i].is_complete);
+        char *first = k3i_strdup(summary(&cut.answer));
+        assert_string_equal(first, summary(&all.answer));
+        k3i_free(first);
+        k3i_answer_done(&cut.answer);
+        k3i_answer_done(&all.answer);
     }
     k3i_ids_done(&ids);
 }
@@ -501,8 +618,11 @@ int main(void)
         cmocka_unit_test(table),
         cmocka_unit_test(missing_sep),
         cmocka_unit_test(options),
+        cmocka_unit_test(odd_ids),
         cmocka_unit_test(every_split),
         cmocka_unit_test(every_marker_removed),
+        cmocka_unit_test(each_marker_missing),
+        cmocka_unit_test(end_of_message_anywhere),
         cmocka_unit_test(random_output),
         cmocka_unit_test(open_channel),
         cmocka_unit_test(failing_memory),
