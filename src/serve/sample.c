@@ -200,7 +200,7 @@ void k3i_sched_sample(k3i_sched *s, k3i_lane *lane, k3i_finish *ret_finish, k3i_
 static int32_t draft_cap(const k3i_sched *s, const k3i_lane *lane)
 {
     const k3i_request *r = lane->r;
-    if (!lane->is_draftable || r->no_speculation)
+    if (r->no_speculation)
         return 0;
     /* The step may emit one token more than it verifies. */
     int32_t cap = s->config.speculative_tokens;
@@ -208,6 +208,10 @@ static int32_t draft_cap(const k3i_sched *s, const k3i_lane *lane)
     int32_t room = s->info.max_model_len - r->n_tokens - 1;
     cap = cap < left ? cap : left;
     cap = cap < room ? cap : room;
+    /* A draft pass takes no page, but verifying does: without one it would be for nothing. */
+    int64_t pages = (int64_t)r->n_table + s->pool.n_free + s->pool.n_evictable;
+    int64_t fit = pages * s->config.block_tokens - r->n_tokens;
+    cap = cap < fit ? cap : (int32_t)fit;
     return cap > 0 ? cap : 0;
 }
 

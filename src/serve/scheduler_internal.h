@@ -11,10 +11,9 @@ typedef struct {
     k3i_request *r;
     int32_t first; /* its first row in the batch */
     int32_t rows, n_spec;
-    int32_t logit0;    /* its first row of logits */
-    int32_t n_logits;  /* they belong to its last n_logits rows */
-    bool is_sampled;   /* the last row reaches the newest token */
-    bool is_draftable; /* pages cover the lookahead */
+    int32_t logit0;   /* its first row of logits */
+    int32_t n_logits; /* they belong to its last n_logits rows */
+    bool is_sampled;  /* the last row reaches the newest token */
     int32_t accepted;
 } k3i_lane;
 

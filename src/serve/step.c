@@ -49,22 +49,9 @@ static bool is_decode(const k3i_request *r)
     return r->n_tokens - r->ctx == 1 && r->n_tokens > r->n_prompt;
 }
 
-static k3i_lane *add_lane(k3i_sched *s, k3i_request *r, int32_t rows, int32_t n_spec)
+static void add_lane(k3i_sched *s, k3i_request *r, int32_t rows, int32_t n_spec)
 {
-    k3i_lane *lane = &s->lanes[s->n_lanes++];
-    *lane = (k3i_lane){.r = r, .rows = rows, .n_spec = n_spec};
-    return lane;
-}
-
-/* The pages that a draft pass after this step would read; taken only if that disturbs nobody. */
-static void look_ahead(k3i_sched *s, k3i_lane *lane)
-{
-    k3i_request *r = lane->r;
-    if (s->config.speculative_tokens == 0 || r->no_speculation)
-        return;
-    int32_t reach =
-        min32(r->ctx + lane->rows + s->config.speculative_tokens, s->info.max_model_len);
-    lane->is_draftable = k3i_sched_reserve(s, r, reach);
+    s->lanes[s->n_lanes++] = (k3i_lane){.r = r, .rows = rows, .n_spec = n_spec};
 }
 
 /* One row for each decoding request, plus drafts within `spec_budget`. Preempts where pages are
@@ -87,7 +74,7 @@ static void plan_decodes(k3i_sched *s, int32_t spec_budget)
         if (r->slot < 0)
             break; /* r was the youngest: it is gone, and nobody is behind it */
         spec_budget -= n_spec;
-        look_ahead(s, add_lane(s, r, 1 + n_spec, n_spec));
+        add_lane(s, r, 1 + n_spec, n_spec);
     }
 }
 
@@ -143,7 +130,7 @@ static void plan_prefills(k3i_sched *s, int32_t budget, int32_t logit_budget)
             continue;
         budget -= rows;
         logit_budget -= all_logits ? rows : rows == left;
-        look_ahead(s, add_lane(s, r, rows, 0));
+        add_lane(s, r, rows, 0);
     }
 }
 

@@ -395,10 +395,8 @@ k3_status k3_draft(k3_engine *e, const k3_draft_args *a)
         int32_t r = a->req[i], *ids = a->ids + i * a->n_draft;
         if (r < 0 || r >= e->n_reqs)
             return broken(e, "draft for request %d", r);
-        int32_t end = e->slots[e->slot[r]].pos + a->n_draft;
-        end = end < e->c.max_model_len ? end : e->c.max_model_len;
-        if (!e->slots[e->slot[r]].is_used || e->n_table[r] * e->block_tokens < end)
-            return broken(e, "draft pages of request %d", r);
+        if (!e->slots[e->slot[r]].is_used)
+            return broken(e, "draft for request %d, which has ended", r);
         continue_greedily(e, r, a->last_token[i], a->n_draft, ids);
         uint64_t noise = read_pages(e, e->context, r, e->slots[e->slot[r]].pos);
         for (int32_t j = 0; j < a->n_draft; j++) {

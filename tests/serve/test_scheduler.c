@@ -442,6 +442,32 @@ static int32_t stop_after_five(void *user, int32_t token)
     return ++*(int32_t *)user == 5;
 }
 
+/* Drafts take pages when they are verified, not before, and none at all for a request that has no
+ * use for them. */
+static void drafting_takes_no_page(void **state)
+{
+    (void)state;
+    k3_engine *e = fake_new(&ROOMY);
+    k3i_sched *s = new_sched(e, 400, 4, 4, 1, 1);
+    spec p = plain_spec(20, 3);
+    k3i_request *r = make(&p);
+    k3i_stats stats;
+    k3i_sched_add(s, r);
+    k3i_sched_step(s);
+    k3i_sched_stats(s, &stats);
+    assert_int_equal(r->n_ready, 1);
+    assert_true(r->n_draft > 0);
+    assert_int_equal(stats.pages - stats.pages_free, 5);
+    k3i_sched_step(s);
+    k3i_sched_stats(s, &stats);
+    assert_int_equal(stats.pages - stats.pages_free, 7); /* the token and its drafts */
+    finish_all(s);
+    expect_clean(e);
+    k3i_request_unref(r);
+    k3i_sched_free(s);
+    fake_free(e);
+}
+
 /* A stop in the middle of an accepted run cuts there, and the end state is the one of plain
  * decoding. */
 static void stop_inside_accepted_run(void **state)
@@ -506,6 +532,7 @@ int main(void)
         cmocka_unit_test(poisoned_request_ends_alone),
         cmocka_unit_test(logprobs_follow_tokens),
         cmocka_unit_test(impossible_requests_are_refused),
+        cmocka_unit_test(drafting_takes_no_page),
         cmocka_unit_test(stop_inside_accepted_run),
         cmocka_unit_test(deadlines_end_requests),
     };
