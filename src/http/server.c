@@ -16,11 +16,22 @@
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
-/* DROP_BYTES: how much of a refused body is read, so that the client gets to see the answer. */
-enum { MAX_JOBS = 1024, HEADER_BYTES = 32768, CHUNK_BYTES = 16384, DROP_BYTES = 1 << 20 };
+/* DROP_BYTES: how much of a refused body is read, so that the client gets to see the answer.
+ * SPARE: connections beyond the limit that are open at a time, to be told so; those that ask
+ * nothing within SPARE_SECONDS are closed. OTHER_FILES: descriptors that are no connections. */
+enum {
+    MAX_JOBS = 1024,
+    HEADER_BYTES = 32768,
+    CHUNK_BYTES = 16384,
+    DROP_BYTES = 1 << 20,
+    SPARE = 64,
+    SPARE_SECONDS = 2,
+    OTHER_FILES = 128
+};
 
 /* A connection with a request on it. */
 typedef struct link_s link_t;
@@ -43,7 +54,8 @@ struct k3i_server {
     struct MHD_Daemon *daemon;
     k3i_watch *watch;
     int32_t port;
-    pthread_mutex_t lock; /* guards links, jobs and the flags below */
+    int32_t n_connections, max_connections; /* MHD's thread */
+    pthread_mutex_t lock;                   /* guards links, jobs and the flags below */
     pthread_cond_t job_ready;
     link_t *links;
     uint64_t last_id;
@@ -176,6 +188,26 @@ static enum MHD_Result send_bytes(struct MHD_Connection *connection, int32_t sta
     if (status == 429 || status == 503)
         MHD_add_response_header(r, "Retry-After", "1");
     enum MHD_Result result = MHD_queue_response(connection, (unsigned)status, r);
+    MHD_destroy_response(r);
+    return result;
+}
+
+/* A connection beyond the limit: one answer, then the end. */
+static enum MHD_Result send_too_many(struct MHD_Connection *connection)
+{
+    k3i_fault fault;
+    k3i_buf body = K3I_BUF(8192);
+    k3i_fault_set(&fault, 503, NULL, "too many connections are open");
+    k3i_fault_body(&fault, &body, NULL);
+    struct MHD_Response *r = MHD_create_response_from_buffer(
+        body.n, body.n > 0 ? body.data : (void *)(uintptr_t) "", MHD_RESPMEM_MUST_COPY);
+    k3i_buf_done(&body);
+    if (r == NULL)
+        return MHD_NO;
+    MHD_add_response_header(r, "Content-Type", "application/json");
+    MHD_add_response_header(r, "Retry-After", "1");
+    MHD_add_response_header(r, "Connection", "close");
+    enum MHD_Result result = MHD_queue_response(connection, 503, r);
     MHD_destroy_response(r);
     return result;
 }
@@ -464,6 +496,10 @@ static enum MHD_Result answer(void *cls, struct MHD_Connection *connection, cons
     k3i_server *s = cls;
     (void)version;
     if (*state == NULL) {
+        const union MHD_ConnectionInfo *info =
+            MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+        if (info != NULL && info->socket_context != NULL)
+            return send_too_many(connection);
         if (begin(s, connection, path, method, state) == MHD_NO)
             return MHD_NO;
         /* A body that is declared too large is not even read. */
@@ -527,6 +563,21 @@ static void completed(void *cls, struct MHD_Connection *connection, void **state
     k3i_free(l);
 }
 
+/* Marks connections beyond the limit by a context. */
+static void connected(void *cls, struct MHD_Connection *connection, void **context,
+                      enum MHD_ConnectionNotificationCode code)
+{
+    k3i_server *s = cls;
+    if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
+        s->n_connections--;
+        return;
+    }
+    if (++s->n_connections <= s->max_connections)
+        return;
+    *context = s;
+    MHD_set_connection_option(connection, MHD_CONNECTION_OPTION_TIMEOUT, (unsigned)SPARE_SECONDS);
+}
+
 /* ---- start and stop ----------------------------------------------------------------------------
  */
 
@@ -554,6 +605,24 @@ static k3_status resolve(const char *host, int32_t port, struct sockaddr_storage
     memcpy(ret, list->ai_addr, list->ai_addrlen);
     freeaddrinfo(list);
     return K3_OK;
+}
+
+/* Without a descriptor a connection cannot even be refused. */
+static void limit_connections(k3i_server *s)
+{
+    const k3i_api_config *config = s->api->config;
+    struct rlimit files;
+    s->max_connections = config->max_connections;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == RLIM_INFINITY ||
+        files.rlim_cur >= (rlim_t)(s->max_connections + SPARE + OTHER_FILES))
+        return;
+    int32_t most = (int32_t)files.rlim_cur - SPARE - OTHER_FILES;
+    s->max_connections = most > 16 ? most : 16;
+    char text[96];
+    snprintf(text, sizeof text, "%d open files are allowed here: %d connections at most",
+             (int)files.rlim_cur, (int)s->max_connections);
+    if (config->log != NULL)
+        config->log(config->log_user, 2, text);
 }
 
 static k3_status start_workers(k3i_server *s, k3i_err *err)
@@ -598,6 +667,7 @@ k3_status k3i_server_start(k3i_api *api, const char *host, int32_t port, k3i_ser
     s->api = api;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->job_ready, NULL);
+    limit_connections(s);
     status = k3i_watch_new(on_gone, s, &s->watch, err);
     if (status == K3_OK)
         status = start_workers(s, err);
@@ -611,10 +681,11 @@ k3_status k3i_server_start(k3i_api *api, const char *host, int32_t port, k3i_ser
     s->daemon = MHD_start_daemon(
         flags, (uint16_t)port, NULL, NULL, answer, s, MHD_OPTION_EXTERNAL_LOGGER, log_mhd, s,
         MHD_OPTION_SOCK_ADDR, (struct sockaddr *)&address, MHD_OPTION_NOTIFY_COMPLETED, completed,
-        s, MHD_OPTION_CONNECTION_LIMIT, (unsigned)api->config->max_connections,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)api->config->idle_timeout_s,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 1,
-        MHD_OPTION_LISTEN_BACKLOG_SIZE, 1024u, MHD_OPTION_END);
+        s, MHD_OPTION_NOTIFY_CONNECTION, connected, s, MHD_OPTION_CONNECTION_LIMIT,
+        (unsigned)(s->max_connections + SPARE), MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)api->config->idle_timeout_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)HEADER_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_LISTEN_BACKLOG_SIZE,
+        1024u, MHD_OPTION_END);
     if (s->daemon == NULL) {
         free_server(s);
         return k3i_fail(err, K3_E_IO, "cannot listen on %s port %d", host, port);

@@ -24,11 +24,11 @@ SPECULATE = ["--speculative-config", json.dumps({"method": "dspark", "model": DR
 class Server:
     """A running `k3 serve` on a free port."""
 
-    def __init__(self, *options, model=API, name="kimi-k3"):
+    def __init__(self, *options, model=API, name="kimi-k3", preexec_fn=None):
         self.log = tempfile.TemporaryFile(mode="w+")
         command = [K3, "serve", model, "--port", "0", "--served-model-name", name, *map(str, options)]
         env = {k: v for k, v in os.environ.items() if not k.startswith("K3_")}
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env, preexec_fn=preexec_fn)
         self.port = None
         for line in self.process.stderr:
             self.log.write(line)

@@ -5,6 +5,7 @@ import concurrent.futures
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import threading
@@ -192,19 +193,94 @@ class Rude(unittest.TestCase):
         self.assertEqual(refused[0][1], "1")
         self.assertEqual(refused[0][2]["error"]["type"], "rate_limit_reached_error")
 
-    def test_many_connections(self):
-        held = []
-        try:
-            for _ in range(1000):
-                held.append(socket.create_connection(("127.0.0.1", self.s.port), timeout=10))
-            self.assertEqual(self.s.ask("x", max_tokens=2)["usage"]["completion_tokens"], 2)
-        finally:
-            for c in held:
-                c.close()
-
     def test_pipelining(self):
         one = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
         self.assertEqual(raw(self.s, one * 20, read="eof").count(b"HTTP/1.1 200"), 20)
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Crowd(unittest.TestCase):
+    def test_10000_connections(self):
+        """A third silent, a third in the middle of a request, a third kept alive; a real client is served among them."""
+        n = 1000 if api.QUICK else 10000
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard != resource.RLIM_INFINITY and hard < n + 500:
+            print(f"NOT RUN: {n} connections: {hard} open files are allowed here")
+            self.skipTest("few open files")
+        held = []
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            with api.serving("--idle-timeout", 3600, *api.SPECULATE) as s:
+                stream = threading.Thread(target=lambda: s.stream(messages=user("long"), max_tokens=1500, temperature=0))
+                stream.start()
+                for i in range(n):
+                    c = socket.create_connection(("127.0.0.1", s.port), timeout=30)
+                    held.append(c)
+                    if i % 3 == 1:
+                        c.sendall(post_head("/v1/chat/completions", 100)[:-9 - i % 40] if i % 2 else
+                                  post_head("/v1/chat/completions", 100) + b'{"messages":')
+                    elif i % 3 == 2:
+                        c.sendall(HEALTH)
+                        self.assertIn(b" 200 ", c.recv(1000))
+                self.assertEqual(s.ask("x", max_tokens=2)["usage"]["completion_tokens"], 2)
+                self.assertTrue(api.merge(s.stream(messages=user("x"), max_tokens=20, temperature=0))[0]["reasoning_content"])
+                for c in held[2::300]:  # kept alive indeed
+                    c.sendall(HEALTH)
+                    self.assertIn(b" 200 ", c.recv(1000))
+                stream.join()
+                for c in held[::2]:
+                    c.close()
+                self.assertEqual(s.ask("x", max_tokens=2)["usage"]["completion_tokens"], 2)
+                s.wait_idle()
+        finally:
+            for c in held:
+                c.close()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    def test_beyond_the_limit(self):
+        """Who comes too many is told so, and has a place again when somebody leaves."""
+        def head(c):
+            c.settimeout(20)
+            c.sendall(HEALTH)
+            return c.recv(1000)
+
+        with api.serving("--max-connections", 20) as s:
+            held = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(20)]
+            self.assertTrue(all(b" 200 " in head(c) for c in held))
+            for _ in range(100):  # more than may be open at a time for this purpose
+                with socket.create_connection(("127.0.0.1", s.port)) as c:
+                    answer = head(c)
+                    self.assertIn(b" 503 ", answer)
+                    self.assertIn(b"Retry-After: 1", answer)
+                    self.assertIn(b"Connection: close", answer)
+            body = json.dumps({"messages": user("x")}).encode()
+            self.assertIn(b"too many connections", raw(s, post_head("/v1/chat/completions", len(body)) + body))
+            with socket.create_connection(("127.0.0.1", s.port)) as silent:
+                silent.settimeout(20)
+                self.assertEqual(silent.recv(10), b"")  # closed soon
+            self.assertTrue(all(b" 200 " in head(c) for c in held))
+            held.pop().close()
+            while b" 200 " not in (answer := raw(s, HEALTH, read="eof")):  # the server may not have seen it yet
+                self.assertIn(b" 503 ", answer)
+            for c in held:
+                c.close()
+
+    def test_few_open_files(self):
+        """Where the system allows few descriptors the limit is lower, and still there is one."""
+        def limit():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+
+        with api.serving("--max-num-seqs", 2, preexec_fn=limit) as s:
+            self.assertIn("256 open files are allowed here: 64 connections at most", s.text())
+            held = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(64)]
+            for c in held:
+                c.sendall(HEALTH)
+                self.assertIn(b" 200 ", c.recv(1000))
+            self.assertIn(b" 503 ", raw(s, HEALTH))
+            for c in held:
+                c.close()
 
 
 class Shutdown(unittest.TestCase):
