@@ -63,7 +63,7 @@ K3_API const char *k3_status_text(k3_status status);
  *   "mode"                   "bf16" (default: the release's rounding points) or "f32"
  *   "threads"                integer >= 0; 0 (default) = one per available core
  *   "cpus"                   array of CPU numbers to pin the threads to; absent = not pinned
- *   "isa"                    "ref", "avx2", "avx512" or "amx": at most this; absent = best available
+ *   "isa"                    "ref", "avx2", "avx512-plain" or "avx512": at most this; absent = best available
  *   "max_num_seqs"           integer (default 8): requests in one batch, 1..4096
  *   "max_num_batched_tokens" integer (default 512): tokens in one batch
  *   "max_model_len"          integer (default: min(config, 32768)): longest sequence, tokens

@@ -3,16 +3,37 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* Which part of the path is missing, in the words of a person. */
+static k3_status fail_open(const char *path, int why, k3i_err *err)
+{
+    struct stat st;
+    char dir[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    size_t n = slash == NULL ? 0 : (size_t)(slash - path);
+    if (why != ENOENT && why != ENOTDIR)
+        return k3i_fail(err, K3_E_IO, "%s: cannot be opened: %s", path, strerror(why));
+    if (n > 0 && n < sizeof dir) {
+        memcpy(dir, path, n);
+        dir[n] = 0;
+        if (stat(dir, &st) != 0)
+            return k3i_fail(err, K3_E_IO, "%s: no such folder", dir);
+        if (!S_ISDIR(st.st_mode))
+            return k3i_fail(err, K3_E_IO, "%s: not a folder", dir);
+    }
+    return k3i_fail(err, K3_E_IO, "%s: no such file", path);
+}
+
 static k3_status open_regular(const char *path, int *ret_fd, size_t *ret_bytes, k3i_err *err)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
-        return k3i_fail(err, K3_E_IO, "%s: cannot be opened: %s", path, strerror(errno));
+        return fail_open(path, errno, err);
     struct stat st;
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
         close(fd);

@@ -11,9 +11,11 @@
 #include "roofs.h"
 #include "session.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define MAX_ROUNDS 100 /* as in options.def */
 
@@ -179,6 +181,10 @@ static k3_status check_options(const k3i_args *args, k3i_err *err)
     }
     if (has_spec && !k3i_arg_given(args, "prompts"))
         return k3i_fail(err, K3_E_OPTION, "--speculative-config needs --prompts");
+    /* Found out before minutes of measuring, not after. */
+    const char *prompts = k3i_arg_text(args, "prompts");
+    if (prompts != NULL && access(prompts, R_OK) != 0)
+        return k3i_fail(err, K3_E_IO, "%s: cannot be read: %s", prompts, strerror(errno));
     return K3_OK;
 }
 

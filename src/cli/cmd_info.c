@@ -103,7 +103,8 @@ static void add_draft(k3i_table *t, const k3i_draft_files *d)
                    c->stream == K3I_STREAM_PREFIX ? "prefix" : "attn_res");
     k3i_table_flag(t, "tap_norms", "norm on each tap", c->has_tap_norms);
     k3i_table_flag(t, "causal", "causal block", c->causal);
-    k3i_table_count(t, "block_size", "trained width (0: not said)", c->block_size);
+    if (c->block_size > 0) /* 0: the configuration does not say */
+        k3i_table_count(t, "block_size", "trained width", c->block_size);
     k3i_table_count(t, "markov_rank", "Markov rank", c->markov_rank);
     k3i_table_flag(t, "confidence_head", "confidence head", c->has_confidence);
     k3i_table_count(t, "mask_token_id", "mask token", (uint64_t)c->mask_token_id);

@@ -2,6 +2,7 @@
  * is ordinary text: no chat format, and names of special tokens in it stay text. Pictures stand where
  * the prompt has marks (in ids: placeholders), or before it. */
 #include "args.h"
+#include "config.h"
 #include "ids.h"
 #include "pictures.h"
 #include "progress.h"
@@ -158,6 +159,23 @@ static int32_t chunk_rows(const run_state *r)
     return (int32_t)(chunk < most ? chunk : most);
 }
 
+/* The engine would refuse as well, but by a number that nobody gave. */
+static k3_status check_length(const k3i_args *args, size_t n_prompt, int64_t longest, k3i_err *err)
+{
+    k3i_config config;
+    k3_status st = k3i_config_read(k3i_arg_text(args, "model"), &config, err);
+    if (st != K3_OK)
+        return st;
+    size_t most = config.max_position_embeddings;
+    k3i_config_done(&config);
+    if (longest <= INT32_MAX && (size_t)longest <= most)
+        return K3_OK;
+    return k3i_fail(err, K3_E_OPTION,
+                    "%zu tokens of prompt and --max-tokens %s are more than the %zu that the model "
+                    "takes",
+                    n_prompt, k3i_arg_text(args, "max-tokens"), most);
+}
+
 /* The server's scheduler with one request and no prefix cache: a command line and a server give one
  * answer because one code gives it. */
 static k3_status make_scheduler(run_state *r)
@@ -165,11 +183,10 @@ static k3_status make_scheduler(run_state *r)
     const k3i_args *args = r->args;
     k3i_spec_config spec = {0};
     int64_t longest = (int64_t)r->prompt.n + k3i_arg_int(args, "max-tokens");
-    if (longest > INT32_MAX)
-        return k3i_fail(r->err, K3_E_OPTION, "prompt and --max-tokens are %" PRId64 " tokens",
-                        longest);
     const char *json = k3i_arg_text(args, "speculative-config");
-    k3_status st = json != NULL ? k3i_spec_config_parse(json, &spec, r->err) : K3_OK;
+    k3_status st = check_length(args, r->prompt.n, longest, r->err);
+    if (st == K3_OK && json != NULL)
+        st = k3i_spec_config_parse(json, &spec, r->err);
     if (st == K3_OK)
         st = k3i_engine_open(args, (int32_t)longest, chunk_rows(r), &spec, &r->engine, r->err);
     k3_info info = {.size = sizeof info};

@@ -82,9 +82,7 @@ static k3_status configure(const k3i_args *args, serve_state *s, k3i_err *err)
         k3i_arg_given(args, "no-enable-prefix-caching"))
         return k3i_fail(err, K3_E_OPTION,
                         "--enable-prefix-caching and its opposite are both given");
-    const char *model = args->operand != NULL ? args->operand : k3i_arg_text(args, "model");
-    if (model == NULL || (args->operand != NULL && k3i_arg_given(args, "model")))
-        return k3i_fail(err, K3_E_OPTION, "name the folder of the checkpoint once: k3 serve DIR");
+    const char *model = k3i_arg_text(args, "model");
     if (s->names.n == 0)
         s->names.item[s->names.n++] = model;
     size_t body = (size_t)k3i_arg_int(args, "max-body-bytes");

@@ -2,6 +2,7 @@
 #include "ids.h"
 
 #include <ctype.h>
+#include <errno.h>
 #include <string.h>
 
 static bool is_separator(char c)
@@ -38,7 +39,7 @@ k3_status k3i_read_stream(FILE *f, const char *name, k3i_buf *ret, k3i_err *err)
         if (st != K3_OK)
             return st;
     }
-    return ferror(f) ? k3i_fail(err, K3_E_IO, "%s: cannot be read", name) : K3_OK;
+    return ferror(f) ? k3i_fail(err, K3_E_IO, "%s: cannot be read: %s", name, strerror(errno)) : K3_OK;
 }
 
 k3_status k3i_write_text(FILE *f, const char *text, size_t n, k3i_err *err)

@@ -34,14 +34,18 @@ static void put_options(const char *command)
         printf("\n\t");
         put_text(o->help);
         printf(".");
-        if (strcmp(o->accepts, "required") == 0)
+        if (strcmp(o->accepts, "required") == 0) {
             printf(" Required.");
-        else if (strcmp(o->accepts, "many") == 0)
+        } else if (strcmp(o->accepts, "many") == 0) {
             printf(" May be repeated.");
-        else if (o->kind == K3I_OPT_CHOICE) {
+        } else if (o->kind == K3I_OPT_CHOICE) {
+            char values[128];
+            k3i_option_values(o, values, sizeof values);
             printf(" One of ");
-            put_text(o->accepts);
+            put_text(values);
             printf(".");
+        } else if (o->kind == K3I_OPT_ISA) {
+            printf(" *k3 help* lists those of this machine.");
         }
         if (o->initial != NULL) {
             printf(" Default: ");

@@ -18,7 +18,7 @@ void k3i_progress_note(const char *what, const char *which)
 {
     if (!on_terminal())
         return;
-    fprintf(stderr, "\r\033[K%s %s ...", what, which);
+    fprintf(stderr, "\r\033[K%s%s%s ...", what, which[0] == 0 ? "" : " ", which);
     fflush(stderr);
     visible = true;
 }

@@ -5,7 +5,7 @@
 
 #include <stddef.h>
 
-/* "loading models/mini ..." */
+/* "loading models/mini ..."; `which` may be empty. */
 void k3i_progress_note(const char *what, const char *which);
 /* A bar of done/total. The first call of a run starts its clock. */
 void k3i_progress_bar(const char *what, size_t done, size_t total);

@@ -112,7 +112,13 @@ static void missing_files_are_named(void **state)
     k3i_err err;
     k3i_map map;
     assert_int_equal(k3i_map_open("/nonexistent/x.safetensors", &map, &err), K3_E_IO);
-    assert_non_null(strstr(err.text, "/nonexistent/x.safetensors"));
+    assert_string_equal(err.text, "/nonexistent: no such folder");
+    assert_int_equal(k3i_map_open("/proc/self/exe/x.safetensors", &map, &err), K3_E_IO);
+    assert_string_equal(err.text, "/proc/self/exe: not a folder");
+    assert_int_equal(k3i_map_open("/proc/self/x.safetensors", &map, &err), K3_E_IO);
+    assert_string_equal(err.text, "/proc/self/x.safetensors: no such file");
+    assert_int_equal(k3i_map_open("x.safetensors", &map, &err), K3_E_IO);
+    assert_string_equal(err.text, "x.safetensors: no such file");
     assert_int_equal(k3i_map_open("/tmp", &map, &err), K3_E_IO);
     char *text;
     size_t bytes;

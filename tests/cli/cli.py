@@ -3,6 +3,7 @@ import os
 import struct
 import subprocess
 import sys
+import tempfile
 import unittest
 
 K3 = os.environ.pop("TEST_K3_PROGRAM")
@@ -28,6 +29,25 @@ def refused(*args, word, **kw):
     out, err = run(*args, ok=False, **kw)
     if out != b"" or err.count(b"\n") != 1 or word.encode() not in err:
         raise AssertionError(f"k3 {' '.join(map(str, args))}: stdout {out!r}, stderr {err!r}, expected '{word}'")
+
+
+def on_terminal(*args):
+    """(stdout as bytes, what a terminal at stderr was sent as text) of `k3 args`."""
+    master, slave = os.openpty()
+    shown = b""
+    with tempfile.TemporaryFile() as out:
+        p = subprocess.Popen([K3, *map(str, args)], stdout=out, stderr=slave)
+        os.close(slave)
+        try:
+            while part := os.read(master, 1 << 16):  # a terminal hands out what it has, in pieces
+                shown += part
+        except OSError:  # EIO: the other end is closed and all is read
+            pass
+        os.close(master)
+        if p.wait(timeout=300) != 0:
+            raise AssertionError(f"k3 {' '.join(map(str, args))}: exit {p.returncode}: {shown.decode()}")
+        out.seek(0)
+        return out.read(), shown.decode()
 
 
 def model(name):

@@ -2,7 +2,6 @@
 """The program from outside: golden answers, equality under every option that must not matter, refusals."""
 import json
 import os
-import subprocess
 import tempfile
 import unittest
 
@@ -139,6 +138,8 @@ class Info(unittest.TestCase):
                          ("mla", "0 1 2", "prefix", False))
         out, _ = run("info", "-m", model("one"), "--draft", model("tiny-gqa"))
         self.assertRegex(out.decode(), "attention +gqa")
+        self.assertRegex(out.decode(), "trained width +7")  # as its configuration says; the other's says nothing
+        self.assertNotIn("block_size", draft)
         refused("info", "-m", model("A"), "--draft", model("tiny-mla"), word="vocab_size")
         refused("info", "-m", model("A"), "--draft", "/nonexistent", word="/nonexistent")
 
@@ -189,7 +190,7 @@ class Tokenizer(unittest.TestCase):
         refused("detokenize", "-m", self.tok, stdin=b"-4", word="'-4'")
         refused("detokenize", "-m", self.tok, stdin=b"99999999999", word="token id")
         refused("detokenize", "-m", self.tok, stdin=b"163840", word="163840")
-        refused("tokenize", "-m", model("A"), word="tiktoken.model")
+        refused("tokenize", model("A"), word="tiktoken.model")
 
 
 class Refusals(unittest.TestCase):
@@ -198,14 +199,17 @@ class Refusals(unittest.TestCase):
         refused(word="name a command")
         refused("frobnicate", word="frobnicate")
         refused("help", "frobnicate", word="frobnicate")
-        refused("info", word="--model")
+        refused("info", word="k3 info DIR")
+        refused("encode-image", "x.png", word="--model")
         refused("info", "-m", a, "extra", word="extra")
         refused("info", "-m", a, "--jsno", word="--jsno")
         refused("info", "-m", a, "--json=1", word="--json")
         refused("info", "-m", a, "-m", a, word="twice")
+        refused("serve", a, "-m", a, word="twice")
+        refused("--jsno", word="unknown option '--jsno'")
         refused("info", "-m", word="needs a value")
         refused("info", "-m", "", word="empty")
-        refused("info", "-m", a, "--max-num-seqs", 0, word="max-num-seqs")
+        refused("info", "-m", a, "--max-num-seqs", 0, word="a whole number from 1 to 4096")
         refused("run", "-m", a, word="exactly one")
         refused("run", "-m", a, "--ids", "1", "-p", "x", word="exactly one")
         refused("run", "-m", a, "--ids", "1,,x", "--output-ids", word="'x'")
@@ -213,11 +217,13 @@ class Refusals(unittest.TestCase):
         refused("run", "-m", a, "--ids", "320", "--output-ids", word="320")
         refused("run", "-m", a, "--ids", "1", word="tiktoken.model")
         refused("run", "-m", a, "--ids", "1", "--output-ids", "--seed", 4, word="--seed")
-        refused("run", "-m", a, "--ids", "1", "--output-ids", "--mode", "fp8", word="bf16|f32")
-        refused("run", "-m", a, "--ids", "1", "--output-ids", "--mode", "bf", word="bf16|f32")
-        refused("run", "-m", a, "--ids", "1", "--output-ids", "--temperature", "nan", word="temperature")
+        refused("run", "-m", a, "--ids", "1", "--output-ids", "--mode", "fp8", word="expected bf16 or f32")
+        refused("run", "-m", a, "--ids", "1", "--output-ids", "--mode", "bf", word="expected bf16 or f32")
+        refused("run", "-m", a, "--ids", "1", "--output-ids", "--temperature", "nan", word="a number from 0 to 100")
         refused("run", "-m", a, "--ids", "1", "--output-ids", "-n", "2x", word="max-tokens")
-        refused("run", "-m", a, "--ids", "1", "--output-ids", "-n", "2147483647", word="token")
+        refused("run", "-m", a, "--ids", "1", "--output-ids", "-n", "2147483647", word="--max-tokens 2147483647")
+        refused("run", "-m", a, "--ids", "1", "--output-ids", "--isa", "amx", word="ref")
+        refused("run", "-m", a, "--ids", "1", "--output-ids", "--isa", "", word="--isa is ''")
         refused("run", "-m", a, "--ids", "1", "--output-ids", env={"K3_ISA": "sse9"}, word="sse9")
         refused("run", "-m", a, "--prompt-file", "/nonexistent", word="tiktoken.model")
         refused("logits", "-m", a, "--ids", "1", "-o", "/nonexistent/x", word="/nonexistent/x")
@@ -228,7 +234,15 @@ class Refusals(unittest.TestCase):
         refused("info", "-m", model("A"), env={"K3_ISSA": "ref"}, word="K3_ISSA")
 
     def test_missing_and_damaged(self):
-        refused("info", "-m", "/nonexistent", word="/nonexistent/config.json")
+        with tempfile.TemporaryDirectory() as empty:
+            for command in (("info",), ("run", "-p", "x"), ("chat", "--once", "x"), ("serve",), ("bench",),
+                            ("logits", "--ids", "1", "-o", "-"), ("tokenize",), ("detokenize",),
+                            ("encode-image", "x.png", "--info")):
+                file = "tiktoken.model" if "tokenize" in command[0] else "config.json"
+                refused(command[0], "-m", "/nonexistent/model", *command[1:], word="/nonexistent/model: no such folder")
+                refused(command[0], "-m", cli.K3, *command[1:], word=f"{cli.K3}: not a folder")
+                refused(command[0], "-m", empty, *command[1:], word=f"no {file} in {empty}")
+            refused("info", model("tiny"), "--draft", empty, word=f"{empty}/config.json: no such file")
         with tempfile.TemporaryDirectory() as d:
             for name in os.listdir(model("A")):
                 with open(os.path.join(model("A"), name), "rb") as f, open(os.path.join(d, name), "wb") as g:
@@ -248,25 +262,35 @@ class Help(unittest.TestCase):
             self.assertTrue(os.path.exists(os.path.join(cli.SOURCE, "docs", "man", f"k3-{command}.scd.in")), command)
             text, _ = run("help", command)
             self.assertTrue(text.startswith(f"k3 {command} - ".encode()))
-            self.assertEqual(run(command, "--help")[0].splitlines()[0], text.splitlines()[0])
+            for words in (("-h",), ("--help",), ("-m", "/nonexistent", "--help"), ("--bogus", "-h"), ("x", "y", "-h")):
+                self.assertEqual(run(command, *words)[0], text, words)
+            self.assertEqual(run("--help", command)[0], text)
+            for line in text.decode().splitlines():
+                self.assertTrue(len(line) <= 80 or " " not in line.strip() or line.startswith("Usage"), line)
+                self.assertEqual(line, line.rstrip())
+
+    def test_help_is_no_help_where_a_value_stands(self):
+        refused("run", "-p", "--help", word="k3 run DIR")
+
+    def test_help_lists_what_can_be_given(self):
+        text = " ".join(run("help", "run")[0].decode().split())
+        self.assertIn("(apply or ignore; default apply)", text)
+        isa = text.split("(here: ")[1].split(")")[0].replace(" or ", ", ").split(", ")
+        for name in isa:
+            run("logits", model("A"), "--ids", "1", "-o", "-", "--isa", name)
+        self.assertIn("standard input", run("help", "tokenize")[0].decode())
+        self.assertIn("standard input", run("help", "detokenize")[0].decode())
+
+    def test_bare_folder(self):
+        for command in (("info",), ("logits", "--ids", "1,2", "-o", "-")):
+            self.assertEqual(run(command[0], model("A"), *command[1:])[0], run(*command, "-m", model("A"))[0])
 
     def test_version(self):
         self.assertRegex(run("--version")[0].decode(), r"^k3 \d+\.\d+\.\d+ \(ABI \d+\)\n$")
 
     def test_progress_on_a_terminal(self):
-        master, slave = os.openpty()
-        p = subprocess.Popen([cli.K3, "run", "-m", model("A"), "--ids", text_ids(golden_prompt(320)), "-n", "1",
-                              "--mode", "f32", "--output-ids", "--chunk", "8"], stdout=subprocess.PIPE, stderr=slave)
-        out, _ = p.communicate(timeout=300)
-        os.close(slave)
-        shown = b""
-        try:
-            while part := os.read(master, 1 << 16):  # a terminal hands out what it has, in pieces
-                shown += part
-        except OSError:  # EIO: the other end is closed and all is read
-            pass
-        os.close(master)
-        shown = shown.decode()
+        out, shown = cli.on_terminal("run", "-m", model("A"), "--ids", text_ids(golden_prompt(320)), "-n", 1,
+                                     "--mode", "f32", "--output-ids", "--chunk", 8)
         self.assertEqual(out, b"226\n")
         self.assertIn("loading", shown)
         self.assertIn("reading the prompt [", shown)

@@ -68,6 +68,18 @@ class Encode(unittest.TestCase):
         other, _ = run("encode-image", "-m", model("tiny"), os.path.join(IMAGES, "gray.jpg"), "-o", "-")
         self.assertNotEqual(one, other)
 
+    def test_a_large_picture_shows_progress(self):
+        """On a terminal, and only there."""
+        path = self.file("large.png", form_png(14 * 64, 14 * 64, 3))
+        args = ("encode-image", "-m", model("tiny"), path, "-o", "-")
+        want, err = run(*args)
+        self.assertEqual(err, b"")
+        out, shown = cli.on_terminal(*args)
+        self.assertEqual(out, want)
+        self.assertIn("encoding pictures: step", shown)
+        self.assertTrue(shown.endswith("\r\x1b[K"), repr(shown[-20:]))
+        self.assertNotIn("encoding", cli.on_terminal(*args[:3], self.file("small.png", form_png(28, 28, 3)), *args[4:])[1])
+
     def test_the_name_does_not_tell_the_format(self):
         with open(os.path.join(IMAGES, "lossy.webp"), "rb") as f:
             path = self.file("picture.png", f.read())
