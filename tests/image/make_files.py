@@ -143,6 +143,25 @@ def pngs():
     add("exif6.png", png(smooth(3), 2, 8, extra=chunk(b"eXIf", exif.tobytes()[6:])), exif=1)
 
 
+def apngs():
+    """Animated PNG: the first frame is the picture, whether the animation counts it or begins behind it."""
+    first, second = png(smooth(3), 2, 8), png(255 - smooth(3), 2, 8)
+    body = [part[part.index(b"IDAT") + 4:part.index(b"IEND") - 8] for part in (first, second)]
+    end = first.index(b"IDAT") - 4
+
+    def control(number):
+        return chunk(b"fcTL", struct.pack(">IIIIIHHBB", number, W, H, 0, 0, 1, 10, 0, 0))
+
+    def frame(number, data):
+        return chunk(b"fdAT", struct.pack(">I", number) + data)
+
+    idat, iend = chunk(b"IDAT", body[0]), chunk(b"IEND", b"")
+    add("animated.png", first[:end] + chunk(b"acTL", struct.pack(">II", 2, 0)) + control(0) + idat + control(1)
+        + frame(2, body[1]) + iend)
+    add("animated-default.png", first[:end] + chunk(b"acTL", struct.pack(">II", 1, 0)) + idat + control(0)
+        + frame(1, body[1]) + iend)
+
+
 def jpegs():
     rgb = Image.fromarray(smooth(3).astype(np.uint8))
     gray = Image.fromarray(smooth(1)[..., 0].astype(np.uint8))
@@ -158,7 +177,6 @@ def jpegs():
     ycck = bytearray(plain)
     ycck[at + 15] = 2  # the Adobe marker now says YCCK
     add("ycck.jpg", bytes(ycck))
-    add("one-pixel.jpg", save(rgb.crop((0, 0, 1, 1)), "JPEG"))
     for o in range(1, 9):
         exif = Image.Exif()
         exif[0x0112] = o
@@ -207,12 +225,17 @@ def sizes():
     for w, h in ((1, 1), (1, 3000), (3000, 1)):
         add("%dx%d.png" % (w, h), png(smooth(3, w=w, h=h), 2, 8))
         add("%dx%d-alpha.png" % (w, h), png(smooth(4, w=w, h=h), 6, 8))
-    add("wide.jpg", save(Image.fromarray(smooth(3, w=3000, h=1).astype(np.uint8)), "JPEG", quality=40))
+        rgb, rgba = (Image.fromarray(smooth(c, w=w, h=h).astype(np.uint8)) for c in (3, 4))
+        add("%dx%d.jpg" % (w, h), save(rgb, "JPEG", quality=40))
+        add("%dx%d.webp" % (w, h), save(rgb, "WEBP", quality=70))
+        add("%dx%d-alpha.webp" % (w, h), save(rgba, "WEBP", lossless=True))
+        add("%dx%d.gif" % (w, h), save(rgb.quantize(4), "GIF"))
+        add("%dx%d-alpha.gif" % (w, h), save(rgb.quantize(4), "GIF", transparency=0))
 
 
 def main():
     os.makedirs(OUT, exist_ok=True)
-    pngs(), jpegs(), webps(), gifs(), sizes()
+    pngs(), apngs(), jpegs(), webps(), gifs(), sizes()
     with open(os.path.join(OUT, "expect.txt"), "w") as f:
         f.write("\n".join(cases) + "\n")
     print(len(cases), "cases, Pillow", Image.__version__ if hasattr(Image, "__version__") else "", file=sys.stderr)

@@ -65,7 +65,7 @@ static void every_file_equals_pillow(void **state)
 static const char *const one_of_each[] = {
     "rgb8.png",    "pal4-alpha.png", "rgba16-adam7.png", "gray1.png",   "rgb420.jpg",
     "progressive.jpg", "cmyk.jpg",   "lossy.webp",       "lossless-alpha.webp", "animated.webp",
-    "palette.gif", "interlaced.gif"};
+    "palette.gif", "interlaced.gif", "gray.jpg",         "lossy-alpha.webp",    "transparent.gif"};
 #define N_EACH (sizeof one_of_each / sizeof *one_of_each)
 
 static k3_status try_decode(const uint8_t *data, size_t n, k3i_err *err)
@@ -156,42 +156,161 @@ static void foreign_bytes_are_named(void **state)
     REFUSE("RIFF\x04\0\0\0WEBP", K3_E_FORMAT, "WebP");
 }
 
-static uint32_t be(uint32_t v)
+static void put_le(uint8_t *p, uint32_t v, size_t n)
 {
-    return v >> 24 | (v >> 8 & 0xff00) | (v << 8 & 0xff0000) | v << 24;
+    for (size_t i = 0; i < n; i++)
+        p[i] = (uint8_t)(v >> 8 * i);
+}
+
+static void put_be(uint8_t *p, uint32_t v, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        p[i] = (uint8_t)(v >> 8 * (n - 1 - i));
+}
+
+/* Each writes a size into the header of a file of its format. */
+
+static void png_size(uint8_t *file, size_t n, uint32_t w, uint32_t h)
+{
+    (void)n;
+    put_be(file + 16, w, 4);
+    put_be(file + 20, h, 4);
+    put_be(file + 29, crc_of(file + 12, 17), 4);
+}
+
+static void jpeg_size(uint8_t *file, size_t n, uint32_t w, uint32_t h)
+{
+    for (size_t i = 2; i + 9 < n && file[i] == 0xff; i += 2 + file[i + 2] * 256u + file[i + 3]) {
+        if (file[i + 1] != 0xc0 && file[i + 1] != 0xc2)
+            continue;
+        put_be(file + i + 5, h, 2);
+        put_be(file + i + 7, w, 2);
+        return;
+    }
+    fail_msg("the JPEG has no frame header");
+}
+
+static void gif_canvas(uint8_t *file, size_t n, uint32_t w, uint32_t h)
+{
+    (void)n;
+    put_le(file + 6, w, 2);
+    put_le(file + 8, h, 2);
+}
+
+static void gif_frame(uint8_t *file, size_t n, uint32_t w, uint32_t h)
+{
+    static const uint8_t descriptor[] = {',', 0, 0, 0, 0, 45, 0, 37, 0};
+    uint8_t *at = memmem(file, n, descriptor, sizeof descriptor);
+    assert_non_null(at);
+    put_le(at + 5, w, 2);
+    put_le(at + 7, h, 2);
+}
+
+static void webp_lossy(uint8_t *file, size_t n, uint32_t w, uint32_t h)
+{
+    (void)n;
+    assert_memory_equal(file + 12, "VP8 ", 4);
+    put_le(file + 26, w, 2);
+    put_le(file + 28, h, 2);
+}
+
+static void webp_lossless(uint8_t *file, size_t n, uint32_t w, uint32_t h)
+{
+    (void)n;
+    assert_memory_equal(file + 12, "VP8L", 4);
+    put_le(file + 21, (w - 1) | (h - 1) << 14, 4); /* 14 bits each; what follows is not read */
+}
+
+static void webp_canvas(uint8_t *file, size_t n, uint32_t w, uint32_t h)
+{
+    (void)n;
+    assert_memory_equal(file + 12, "VP8X", 4);
+    put_le(file + 24, w - 1, 3);
+    put_le(file + 27, h - 1, 3);
 }
 
 /* Headers that promise huge or empty pictures: refused before memory is taken. */
 static void giant_and_empty_headers_are_refused(void **state)
 {
     (void)state;
-    static const uint32_t sizes[][2] = {{0, 10}, {10, 0}, {0x7fffffff, 0x7fffffff}, {60000, 60000},
-                                        {2000000, 1}, {1, 0x7fffffff}, {4097, 4097}};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    static const struct {
+        const char *name;
+        void (*set)(uint8_t *file, size_t n, uint32_t w, uint32_t h);
+        uint32_t w, h;
+        k3_status want;
+        const char *part;
+    } cases[] = {
+        {"rgb8.png", png_size, 0, 10, K3_E_FORMAT, "PNG"},
+        {"rgb8.png", png_size, 10, 0, K3_E_FORMAT, "PNG"},
+        {"rgb8.png", png_size, 0, 0, K3_E_FORMAT, "PNG"},
+        {"rgba16-adam7.png", png_size, 0, 0, K3_E_FORMAT, "PNG"},
+        {"animated.png", png_size, 0, 0, K3_E_FORMAT, "PNG"},
+        {"rgb8.png", png_size, 0x7fffffff, 0x7fffffff, K3_E_LIMIT, "PNG"},
+        {"rgb8.png", png_size, 60000, 60000, K3_E_LIMIT, "60000 x 60000"},
+        {"rgb8.png", png_size, 2000000, 1, K3_E_LIMIT, "2000000 x 1"},
+        {"rgb8.png", png_size, 1, 0x7fffffff, K3_E_LIMIT, "PNG"},
+        {"rgb8.png", png_size, 4097, 4097, K3_E_LIMIT, "4097 x 4097"},
+        {"pal4-alpha.png", png_size, 4097, 4097, K3_E_LIMIT, "4097 x 4097"},
+        {"rgb420.jpg", jpeg_size, 0, 37, K3_E_FORMAT, "JPEG"},
+        {"rgb420.jpg", jpeg_size, 45, 0, K3_E_FORMAT, "JPEG"},
+        {"progressive.jpg", jpeg_size, 0, 0, K3_E_FORMAT, "JPEG"},
+        {"cmyk.jpg", jpeg_size, 0, 0, K3_E_FORMAT, "JPEG"},
+        {"rgb420.jpg", jpeg_size, 61680, 61680, K3_E_LIMIT, "61680 x 61680"},
+        {"progressive.jpg", jpeg_size, 65500, 65500, K3_E_LIMIT, "65500 x 65500"},
+        {"cmyk.jpg", jpeg_size, 65500, 65, K3_E_LIMIT, "65500 x 65"},
+        {"palette.gif", gif_frame, 0, 37, K3_E_FORMAT, "empty (0 x 37)"},
+        {"palette.gif", gif_frame, 45, 0, K3_E_FORMAT, "empty (45 x 0)"},
+        {"palette.gif", gif_frame, 0, 0, K3_E_FORMAT, "empty (0 x 0)"},
+        {"interlaced.gif", gif_frame, 0, 0, K3_E_FORMAT, "empty (0 x 0)"},
+        {"palette.gif", gif_frame, 65535, 65535, K3_E_LIMIT, "65535 x 65535"},
+        {"palette.gif", gif_canvas, 65535, 65535, K3_E_LIMIT, "65535 x 65535"},
+        {"lossy.webp", webp_lossy, 0, 37, K3_E_FORMAT, "WebP"},
+        {"lossy.webp", webp_lossy, 45, 0, K3_E_FORMAT, "WebP"},
+        {"lossy.webp", webp_lossy, 0, 0, K3_E_FORMAT, "WebP"},
+        {"lossy.webp", webp_lossy, 16383, 16383, K3_E_LIMIT, "16383 x 16383"},
+        {"lossless.webp", webp_lossless, 16384, 16384, K3_E_LIMIT, "16384 x 16384"},
+        {"animated.webp", webp_canvas, 65535, 65535, K3_E_LIMIT, "65535 x 65535"},
+        {"animated.webp", webp_canvas, 1, 1, K3_E_FORMAT, "WebP"}, /* smaller than its frame */
+        {"animated.webp", webp_canvas, 1 << 24, 1 << 24, K3_E_FORMAT, "WebP"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         size_t n;
-        uint8_t *data = load("rgb8.png", &n);
-        uint32_t w = be(sizes[i][0]), h = be(sizes[i][1]);
-        memcpy(data + 16, &w, 4);
-        memcpy(data + 20, &h, 4);
-        uint32_t crc = be(crc_of(data + 12, 17));
-        memcpy(data + 29, &crc, 4);
-        k3i_err err = {0};
-        bool empty = sizes[i][0] == 0 || sizes[i][1] == 0;
-        assert_int_equal(try_decode(data, n, &err), empty ? K3_E_FORMAT : K3_E_LIMIT);
-        k3i_free(data);
+        uint8_t *file = load(cases[i].name, &n);
+        cases[i].set(file, n, cases[i].w, cases[i].h);
+        expect_refusal(file, n, cases[i].want, cases[i].part);
+        k3i_free(file);
     }
+    /* A GIF may have a canvas of no size: the frame is the picture, as when it sticks out. */
     size_t n;
-    uint8_t *jpg = load("rgb420.jpg", &n);
-    for (size_t i = 0; i + 9 < n; i++) {
-        if (jpg[i] == 0xff && jpg[i + 1] == 0xc0)
-            memset(jpg + i + 5, 0xf0, 4);
-    }
-    expect_refusal(jpg, n, K3_E_LIMIT, "61680 x 61680");
-    k3i_free(jpg);
+    k3i_err err;
     uint8_t *gif = load("palette.gif", &n);
-    memset(gif + 6, 0xff, 4);
-    expect_refusal(gif, n, K3_E_LIMIT, "65535 x 65535");
+    gif_canvas(gif, n, 0, 0);
+    assert_int_equal(try_decode(gif, n, &err), K3_OK);
     k3i_free(gif);
+}
+
+/* What follows the first frame of an animation does not matter, damaged or not. */
+static void only_the_first_frame_is_read(void **state)
+{
+    (void)state;
+    size_t n, n_plain;
+    uint8_t *file = load("animated.png", &n), *plain = load("rgb8.png", &n_plain);
+    uint8_t *second = memmem(file, n, "fdAT", 4);
+    assert_non_null(second);
+    k3i_image_settings s;
+    k3i_image_settings_default(&s);
+    k3i_picture want, got;
+    assert_int_equal(k3i_decode(plain, n_plain, &s.decode, &want, NULL), K3_OK);
+    for (int damaged = 0; damaged < 2; damaged++) {
+        if (damaged)
+            second[20] ^= 0xff;
+        assert_int_equal(k3i_decode(file, n, &s.decode, &got, NULL), K3_OK);
+        assert_int_equal(picture_crc(&got), picture_crc(&want));
+        k3i_picture_done(&got);
+    }
+    k3i_picture_done(&want);
+    k3i_free(file);
+    k3i_free(plain);
 }
 
 static void limits_hold_exactly(void **state)
@@ -244,6 +363,7 @@ int main(void)
         cmocka_unit_test(corrupt_files_do_no_harm),
         cmocka_unit_test(foreign_bytes_are_named),
         cmocka_unit_test(giant_and_empty_headers_are_refused),
+        cmocka_unit_test(only_the_first_frame_is_read),
         cmocka_unit_test(limits_hold_exactly),
         cmocka_unit_test(allocation_failures_are_clean),
     };
