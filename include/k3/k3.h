@@ -62,6 +62,8 @@ K3_API const char *k3_status_text(k3_status status);
  *   "draft"                  string or null: directory of a DSpark draft
  *   "mode"                   "bf16" (default: the release's rounding points) or "f32"
  *   "threads"                integer >= 0; 0 (default) = one per available core
+ *   "split"                  "outputs" or "rows": what the threads share of a step of several tokens;
+ *                            absent = rows if the weights fit the shared cache. Never changes a result
  *   "cpus"                   array of CPU numbers to pin the threads to; absent = not pinned
  *   "isa"                    "ref", "avx2", "avx512-plain" or "avx512": at most this; absent = best available
  *   "max_num_seqs"           integer (default 8): requests in one batch, 1..4096

@@ -34,6 +34,28 @@ static size_t available_cores(void)
     return n > 0 ? (size_t)n : 1;
 }
 
+/* Bytes of the last-level cache; 0 if the system does not say. */
+static size_t shared_cache(void)
+{
+    unsigned long kib = 0;
+    FILE *f = fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "re");
+    if (f == NULL)
+        return 0;
+    if (fscanf(f, "%luK", &kib) != 1 || kib > SIZE_MAX / 1024)
+        kib = 0;
+    fclose(f);
+    return (size_t)kib * 1024;
+}
+
+static bool rows_pay(const k3_engine *e)
+{
+    if (e->opt.tp_size > 1) /* ranks gather outputs behind each product */
+        return false;
+    if (e->opt.split != NULL)
+        return e->opt.split[0] == 'r';
+    return k3i_ckpt_bytes(e->target.ckpt) <= shared_cache();
+}
+
 static k3_status open_model(k3_engine *e, k3i_err *err)
 {
     k3i_options *o = &e->opt;
@@ -67,6 +89,7 @@ static k3_status open_run(k3_engine *e, k3i_err *err)
         return st;
     run->n_members = o->threads;
     run->bf16 = o->bf16;
+    run->rows_pay = rows_pay(e);
     run->ranks = (k3i_ranks){.rank = o->tp_rank, .size = o->tp_size};
     run->act_bytes = o->bf16 ? sizeof(k3i_bf16) : sizeof(float);
     if (!e->target.config.has_vision)

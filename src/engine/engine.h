@@ -17,7 +17,8 @@ typedef struct {
     int32_t *cpus;
     size_t n_cpus;
     bool bf16;
-    size_t threads; /* 0: one per available core */
+    size_t threads;    /* 0: one per available core */
+    const char *split; /* NULL, "outputs" or "rows" */
     size_t max_num_seqs, max_num_batched_tokens, num_speculative_tokens;
     size_t max_model_len;          /* 0: min(config, 32768) */
     const char *aux_hidden_stream; /* NULL, "prefix" or "attn_res" */
@@ -29,9 +30,10 @@ typedef struct {
 k3_status k3i_options_parse(const char *json, k3i_options *ret, k3i_err *err);
 void k3i_options_done(k3i_options *o);
 
-/* A block's part in a snapshot: page `index` of a state after `pos` tokens; whatever else is written to
- * the page clears it. Pages are looked at one by one: a host that keeps snapshots by the hash of their
- * text may bring together pages of two snapshots of the same text, which are the same bits. */
+/* A block's part in a snapshot: page `index` of a state after `pos` tokens; whatever else is
+ * written to the page clears it. Pages are looked at one by one: a host that keeps snapshots by the
+ * hash of their text may bring together pages of two snapshots of the same text, which are the same
+ * bits. */
 typedef struct {
     bool is_snapshot;
     size_t index, pos;

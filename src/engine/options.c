@@ -113,6 +113,15 @@ static k3_status get_stream(yyjson_val *v, k3i_options *o, k3i_err *err)
     return st;
 }
 
+static k3_status get_split(yyjson_val *v, k3i_options *o, k3i_err *err)
+{
+    bool rows = false;
+    k3_status st = get_word("split", v, "outputs", "rows", &rows, err);
+    if (st == K3_OK)
+        o->split = rows ? "rows" : "outputs";
+    return st;
+}
+
 static k3_status set_option(const char *key, yyjson_val *v, k3i_options *o, k3i_err *err)
 {
     bool f32 = false;
@@ -129,6 +138,8 @@ static k3_status set_option(const char *key, yyjson_val *v, k3i_options *o, k3i_
     }
     if (strcmp(key, "threads") == 0)
         return get_size(key, v, 0, 4096, &o->threads, err);
+    if (strcmp(key, "split") == 0)
+        return get_split(v, o, err);
     if (strcmp(key, "cpus") == 0)
         return get_cpus(v, o, err);
     if (strcmp(key, "max_num_seqs") == 0)

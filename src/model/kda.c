@@ -255,37 +255,68 @@ static void take_scratch(head_work *h, char *scratch)
     h->beta = h->o + rows;
 }
 
+static head_work head_of(const job *j, size_t head, const k3i_seq *seq, char *scratch)
+{
+    const k3i_kda_layout *lay = &j->m->kda;
+    const k3i_kda_ws *ws = &j->m->ws->kda;
+    size_t C = lay->n_heads * lay->d, at = seq->from * C + head * lay->d;
+    size_t index = j->extra->kind_index * lay->n_heads + head;
+    head_work h = {.j = j,
+                   .seq = seq,
+                   .head = head,
+                   .raw = {ws->q + at, ws->k + at, ws->v + at},
+                   .stride = C,
+                   .state = seq->state + index * lay->head_bytes,
+                   .record = seq->records + index * lay->max_spec * lay->record_bytes};
+    take_scratch(&h, scratch);
+    return h;
+}
+
+/* Asks for a state while another head is computed: the recurrence alone is too short to hide the
+ * way from memory. */
+static void ask_state(const head_work *h)
+{
+    for (size_t i = 0; i < layout(h)->head_bytes; i += K3I_ALIGN)
+        __builtin_prefetch(h->state + i, 1, 2);
+}
+
 /* Heads of sequences are dealt out by rows: a task belongs to the member in whose share of all
  * (head, row) pairs it begins. */
 static void heads_member(void *arg, size_t i, size_t n)
 {
     const job *j = arg;
-    const k3i_kda_layout *lay = &j->m->kda;
-    const k3i_kda_ws *ws = &j->m->ws->kda;
-    size_t from, to, C = lay->n_heads * lay->d;
-    k3i_team_split(lay->n_heads * j->step->n_rows, 1, i, n, &from, &to);
-    for (size_t head = 0; head < lay->n_heads; head++) {
+    size_t from, to;
+    char *scratch = j->run->scratch + i * j->run->scratch_bytes;
+    k3i_team_split(j->m->kda.n_heads * j->step->n_rows, 1, i, n, &from, &to);
+    head_work now = {0};
+    for (size_t head = 0; head < j->m->kda.n_heads; head++) {
         for (size_t s = 0; s < j->step->n_seqs; s++) {
             const k3i_seq *seq = &j->step->seqs[s];
             size_t start = head * j->step->n_rows + seq->from;
             if (start < from || start >= to)
                 continue;
-            size_t index = j->extra->kind_index * lay->n_heads + head;
-            size_t at = seq->from * C + head * lay->d;
-            head_work h = {.j = j,
-                           .seq = seq,
-                           .head = head,
-                           .raw = {ws->q + at, ws->k + at, ws->v + at},
-                           .stride = C,
-                           .state = seq->state + index * lay->head_bytes,
-                           .record = seq->records + index * lay->max_spec * lay->record_bytes};
-            take_scratch(&h, j->run->scratch + i * j->run->scratch_bytes);
-            head_rows(&h, s);
+            head_work next = head_of(j, head, seq, scratch);
+            ask_state(&next);
+            if (now.seq != NULL)
+                head_rows(&now, (size_t)(now.seq - j->step->seqs));
+            now = next;
         }
     }
+    if (now.seq != NULL)
+        head_rows(&now, (size_t)(now.seq - j->step->seqs));
 }
 
-void k3i_kda_forward(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer)
+static void pack_decay_member(void *arg, size_t i, size_t n)
+{
+    const job *j = arg;
+    const k3i_kda_ws *ws = &j->m->ws->kda;
+    size_t d = j->m->cfg->kda_head_dim, from, to;
+    k3i_team_split(j->step->n_rows, 1, i, n, &from, &to);
+    k3i_act_store(j->run, k3i_act_at(j->run, ws->fa_act, from * d), ws->fa + from * d,
+                  (to - from) * d);
+}
+
+void k3i_kda_in(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer)
 {
     const k3i_config *cfg = m->cfg;
     const k3i_kda_weights *w = &m->w->layers[layer].kda;
@@ -301,13 +332,29 @@ void k3i_kda_forward(k3i_text *m, k3i_run *run, const k3i_step *step, size_t lay
         {.x = x, .w = w->b_proj, .n_out = n, .k = H, .y = ws->beta},
     };
     k3i_linear(run, T, in, sizeof in / sizeof in[0]);
-    k3i_act_store(run, ws->fa_act, ws->fa, T * d);
+    job j = {.m = m, .run = run, .step = step};
+    k3i_run_team(run, pack_decay_member, &j, T * d);
     const k3i_item decay = {.x = ws->fa_act, .w = w->f_b_proj, .n_out = n * d, .k = d, .y = ws->f};
     k3i_linear(run, T, &decay, 1);
-    job j = {.m = m, .run = run, .step = step, .w = w, .extra = &m->extra[layer]};
-    k3i_run_team(run, heads_member, &j, T * n * d * d * 4);
-    const k3i_item out = {.x = ws->o, .w = w->o_proj, .n_out = H, .k = n * d, .y = m->ws->a};
-    k3i_linear(run, T, &out, 1);
+}
+
+void k3i_kda_mix(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer)
+{
+    size_t d = m->cfg->kda_head_dim;
+    job j = {
+        .m = m, .run = run, .step = step, .w = &m->w->layers[layer].kda, .extra = &m->extra[layer]};
+    k3i_run_team(run, heads_member, &j, step->n_rows * m->cfg->kda_heads * d * d * 4);
+}
+
+void k3i_kda_out(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer)
+{
+    const k3i_config *cfg = m->cfg;
+    const k3i_item out = {.x = m->ws->kda.o,
+                          .w = m->w->layers[layer].kda.o_proj,
+                          .n_out = cfg->hidden_size,
+                          .k = cfg->kda_heads * cfg->kda_head_dim,
+                          .y = m->ws->a};
+    k3i_linear(run, step->n_rows, &out, 1);
 }
 
 /* ---- commit ------------------------------------------------------------------------------------

@@ -241,26 +241,46 @@ static size_t attention_work(const job *j)
     return pairs * j->m->cfg->n_heads * k3i_latent_width(j->m->cfg) * 2;
 }
 
-void k3i_mla_forward(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer)
+void k3i_mla_in(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer)
 {
     const k3i_config *cfg = m->cfg;
     const k3i_mla_weights *w = &m->w->layers[layer].mla;
     k3i_mla_ws *ws = &m->ws->mla;
     size_t T = step->n_rows, H = cfg->hidden_size, Q = cfg->q_lora_rank, N = cfg->n_heads;
-    size_t Dv = cfg->v_head_dim, D = cfg->qk_nope_head_dim + cfg->qk_rope_head_dim;
+    size_t D = cfg->qk_nope_head_dim + cfg->qk_rope_head_dim;
     const k3i_item in[] = {
         {.x = m->ws->x, .w = w->q_a_proj, .n_out = Q, .k = H, .y = ws->qa},
         {.x = m->ws->x, .w = w->kv_a_proj, .n_out = k3i_latent_width(cfg), .k = H, .y = ws->kv},
-        {.x = m->ws->x, .w = w->g_proj, .n_out = N * Dv, .k = H, .y = ws->gate},
+        {.x = m->ws->x, .w = w->g_proj, .n_out = N * cfg->v_head_dim, .k = H, .y = ws->gate},
     };
     job j = {.m = m, .run = run, .step = step, .w = w, .index = m->extra[layer].kind_index};
     k3i_linear(run, T, in, sizeof in / sizeof in[0]);
     k3i_run_team(run, norm_member, &j, T * (Q + k3i_latent_width(cfg)));
     const k3i_item q = {.x = ws->qa_act, .w = w->q_b_proj, .n_out = N * D, .k = Q, .y = ws->q};
     k3i_linear(run, T, &q, 1);
+}
+
+void k3i_mla_mix(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer)
+{
+    const k3i_config *cfg = m->cfg;
+    job j = {.m = m,
+             .run = run,
+             .step = step,
+             .w = &m->w->layers[layer].mla,
+             .index = m->extra[layer].kind_index};
     group_heads(&j);
     k3i_run_team(run, attention_member, &j, attention_work(&j));
-    run->weight_bytes += N * (cfg->qk_nope_head_dim + Dv) * cfg->kv_lora_rank * sizeof(k3i_bf16);
-    const k3i_item out = {.x = ws->o, .w = w->o_proj, .n_out = H, .k = N * Dv, .y = m->ws->a};
-    k3i_linear(run, T, &out, 1);
+    run->weight_bytes += cfg->n_heads * (cfg->qk_nope_head_dim + cfg->v_head_dim) *
+                         cfg->kv_lora_rank * sizeof(k3i_bf16);
+}
+
+void k3i_mla_out(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer)
+{
+    const k3i_config *cfg = m->cfg;
+    const k3i_item out = {.x = m->ws->mla.o,
+                          .w = m->w->layers[layer].mla.o_proj,
+                          .n_out = cfg->hidden_size,
+                          .k = cfg->n_heads * cfg->v_head_dim,
+                          .y = m->ws->a};
+    k3i_linear(run, step->n_rows, &out, 1);
 }

@@ -10,10 +10,11 @@
 #include <math.h>
 #include <string.h>
 
-void k3i_moe_ws_take(k3i_moe_ws *ws, k3i_bump *b, const k3i_config *cfg, size_t T, size_t act)
+void k3i_moe_ws_take(k3i_moe_ws *ws, k3i_bump *b, const k3i_config *cfg, size_t T, size_t act,
+                     size_t n_members)
 {
     size_t E = cfg->n_experts, K = cfg->n_experts_per_token, Z = cfg->routed_hidden_size;
-    size_t M = cfg->moe_intermediate_size;
+    size_t M = cfg->moe_intermediate_size, pairs = T + n_members * K;
     ws->cap = T > K ? T : K;
     ws->router = k3i_bump_take(b, T * E, sizeof(float));
     ws->latent = k3i_bump_take(b, T * Z, sizeof(float));
@@ -23,11 +24,11 @@ void k3i_moe_ws_take(k3i_moe_ws *ws, k3i_bump *b, const k3i_config *cfg, size_t 
     ws->sum_act = k3i_bump_take(b, T * Z, act);
     ws->expert = k3i_bump_take(b, T * K, sizeof(int32_t));
     ws->weight = k3i_bump_take(b, T * K, sizeof(float));
-    ws->begin = k3i_bump_take(b, E + 1, sizeof(size_t));
+    ws->begin = k3i_bump_take(b, n_members * (E + 1), sizeof(size_t));
     ws->pair_row = k3i_bump_take(b, T * K, sizeof(int32_t));
     ws->pair_weight = k3i_bump_take(b, T * K, sizeof(float));
-    ws->x_act = k3i_bump_take(b, ws->cap * Z, act);
-    ws->h_act = k3i_bump_take(b, ws->cap * M, act);
+    ws->x_act = k3i_bump_take(b, pairs * Z, act);
+    ws->h_act = k3i_bump_take(b, pairs * M, act);
 }
 
 size_t k3i_moe_scratch(const k3i_config *cfg)
@@ -315,13 +316,37 @@ static void run_experts(job *j, k3i_run *run)
     gather_ranks(run, j->ws->sum, sizeof(float), j->T, Z);
 }
 
-void k3i_moe_forward(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer)
+/* The part of a workspace that belongs to rows from.. of a member, as a workspace of its own. */
+static k3i_moe_ws member_ws(const k3i_moe_ws *ws, const k3i_config *cfg, const k3i_run *run,
+                            size_t from, size_t n_rows)
+{
+    size_t E = cfg->n_experts, K = cfg->n_experts_per_token, Z = cfg->routed_hidden_size;
+    size_t M = cfg->moe_intermediate_size, pair = from + run->part * K;
+    return (k3i_moe_ws){
+        .router = ws->router + from * E,
+        .latent = ws->latent + from * Z,
+        .latent_act = k3i_act_at(run, ws->latent_act, from * Z),
+        .shared_act = k3i_act_at(run, ws->shared_act, from * cfg->n_shared_experts * M),
+        .sum = ws->sum + from * Z,
+        .sum_act = k3i_act_at(run, ws->sum_act, from * Z),
+        .expert = ws->expert + from * K,
+        .weight = ws->weight + from * K,
+        .begin = ws->begin + run->part * (E + 1),
+        .pair_row = ws->pair_row + from * K,
+        .pair_weight = ws->pair_weight + from * K,
+        .cap = n_rows > K ? n_rows : K,
+        .x_act = k3i_act_at(run, ws->x_act, pair * Z),
+        .h_act = k3i_act_at(run, ws->h_act, pair * M),
+    };
+}
+
+/* x [T, H] -> a, b [T, H]. */
+static void moe_rows(const k3i_text *m, k3i_run *run, k3i_moe_ws *ws, size_t layer, const void *x,
+                     float *a, float *b, size_t T)
 {
     const k3i_config *cfg = m->cfg;
     const k3i_moe_weights *w = &m->w->layers[layer].moe;
-    k3i_moe_ws *ws = &m->ws->moe;
-    const void *x = m->ws->x;
-    size_t T = step->n_rows, H = cfg->hidden_size, E = cfg->n_experts, Z = cfg->routed_hidden_size;
+    size_t H = cfg->hidden_size, E = cfg->n_experts, Z = cfg->routed_hidden_size;
     size_t I = cfg->n_shared_experts * cfg->moe_intermediate_size;
     job j = {.m = m, .run = run, .w = w, .ws = ws, .T = T};
     const k3i_item in[] = {
@@ -343,8 +368,25 @@ void k3i_moe_forward(k3i_text *m, k3i_run *run, const k3i_step *step, size_t lay
     run_experts(&j, run);
     k3i_run_team(run, norm_member, &j, T * Z * 4);
     const k3i_item out[] = {
-        {.x = ws->sum_act, .w = w->up_proj, .n_out = H, .k = Z, .y = m->ws->a},
-        {.x = ws->shared_act, .w = w->shared.down_proj, .n_out = H, .k = I, .y = m->ws->b},
+        {.x = ws->sum_act, .w = w->up_proj, .n_out = H, .k = Z, .y = a},
+        {.x = ws->shared_act, .w = w->shared.down_proj, .n_out = H, .k = I, .y = b},
     };
     k3i_linear(run, T, out, sizeof out / sizeof out[0]);
+}
+
+void k3i_moe_forward(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer)
+{
+    size_t H = m->cfg->hidden_size, from, to;
+    if (run->n_parts == 0) {
+        moe_rows(m, run, &m->ws->moe, layer, m->ws->x, m->ws->a, m->ws->b, step->n_rows);
+        return;
+    }
+    k3i_team_split(step->n_rows, 1, run->part, run->n_parts, &from, &to);
+    if (from == to)
+        return;
+    k3i_moe_ws ws = member_ws(&m->ws->moe, m->cfg, run, from, to - from);
+    k3i_run alone = k3i_run_alone(run);
+    moe_rows(m, &alone, &ws, layer, k3i_act_at(run, m->ws->x, from * H), m->ws->a + from * H,
+             m->ws->b + from * H, to - from);
+    run->weight_bytes += alone.weight_bytes;
 }

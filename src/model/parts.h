@@ -37,36 +37,44 @@ typedef struct {
     void *sum_act;      /* [T, Z] */
     int32_t *expert;    /* [T, K] chosen, ascending */
     float *weight;      /* [T, K] */
-    size_t *begin;      /* [E + 1] first pair of an expert */
+    size_t *begin;      /* [members, E + 1] first pair of an expert */
     int32_t *pair_row;  /* [T K] rows by expert, ascending inside */
     float *pair_weight; /* [T K] */
     size_t cap;         /* pairs handled at a time */
-    void *x_act;        /* [cap, Z] gathered latents */
-    void *h_act;        /* [cap, M] */
+    void *x_act;        /* [T + members K, Z] gathered latents; cap of them are used at a time */
+    void *h_act;        /* [T + members K, M] */
 } k3i_moe_ws;
 
 struct k3i_text_ws {
-    float **bank;      /* [B + 1] of [T, H]: snapshots, then the prefix */
-    void *x;           /* acts [T, H] input of the sub-layer */
-    float *a, *b;      /* [T, H] outputs of the sub-layer; b: of the shared experts */
-    void *h;           /* acts [T, I] of the dense MLP */
-    int32_t *logit_of; /* [T] index of the row's logits or -1 */
+    float **bank;       /* [B + 1] of [T, H]: snapshots, then the prefix */
+    void *x;            /* acts [T, H] input of the sub-layer */
+    float *a, *b;       /* [T, H] outputs of the sub-layer; b: of the shared experts */
+    void *h;            /* acts [T, I] of the dense MLP */
+    int32_t *logit_of;  /* [T] index of the row's logits or -1 */
+    uint64_t *streamed; /* [members] matrix bytes of this step, by rows */
     k3i_kda_ws kda;
     k3i_mla_ws mla;
     k3i_moe_ws moe;
 };
 
-/* Each reads ws->x [T, H] and writes ws->a [T, H] (k3i_moe: the routed part into a, the shared into
- * b). */
-void k3i_kda_forward(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer);
-void k3i_mla_forward(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer);
+/* A token mixer in three stages: _in reads ws->x [T, H] and projects, _mix lets rows see each
+ * other, _out writes ws->a [T, H]. _in and _out work row by row and take a member's run as well as
+ * the team's (k3i_run_as_member); all rows must have passed _in before _mix. */
+void k3i_kda_in(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer);
+void k3i_kda_mix(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer);
+void k3i_kda_out(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer);
+void k3i_mla_in(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer);
+void k3i_mla_mix(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer);
+void k3i_mla_out(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer);
+/* Reads ws->x, writes the routed part into ws->a, the shared into ws->b. Row by row. */
 void k3i_moe_forward(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer);
 
 void k3i_kda_layout_init(k3i_kda_layout *lay, const k3i_config *cfg, size_t act_bytes,
                          size_t max_spec);
 void k3i_kda_ws_take(k3i_kda_ws *ws, k3i_bump *b, const k3i_config *cfg, size_t T, size_t act);
 void k3i_mla_ws_take(k3i_mla_ws *ws, k3i_bump *b, const k3i_config *cfg, size_t T, size_t act);
-void k3i_moe_ws_take(k3i_moe_ws *ws, k3i_bump *b, const k3i_config *cfg, size_t T, size_t act);
+void k3i_moe_ws_take(k3i_moe_ws *ws, k3i_bump *b, const k3i_config *cfg, size_t T, size_t act,
+                     size_t n_members);
 size_t k3i_kda_scratch(const k3i_config *cfg);
 size_t k3i_mla_scratch(const k3i_config *cfg);
 size_t k3i_moe_scratch(const k3i_config *cfg);

@@ -1,9 +1,9 @@
-/* run.c: products with BF16 matrices, split over output rows.
+/* run.c: products with BF16 matrices, split over outputs or over rows.
  *
- * Each member takes its share of the outputs of every item of a k3i_linear call, so that a small
- * matrix beside a large one costs no second barrier. A gated product never writes its two halves to
- * memory: gate and up of the same outputs are computed by the same member, tile by tile, and only
- * their product is stored. */
+ * By outputs, each member takes its share of the outputs of every item of a k3i_linear call, so
+ * that a small matrix beside a large one costs no second barrier. A gated product never writes its
+ * two halves to memory: gate and up of the same outputs are computed by the same member, tile by
+ * tile, and only their product is stored. */
 #include "run.h"
 
 #include <string.h>
@@ -12,9 +12,31 @@
  * takes about as long as two cores need to exchange a cache line twice. */
 #define TEAM_WORK 65536
 
+k3i_run k3i_run_as_member(const k3i_run *run, size_t i, size_t n)
+{
+    k3i_run own = *run;
+    own.part = i;
+    own.n_parts = n;
+    own.weight_bytes = 0;
+    return own;
+}
+
+k3i_run k3i_run_alone(const k3i_run *member)
+{
+    k3i_run own = *member;
+    own.scratch += member->part * member->scratch_bytes;
+    own.n_members = 1;
+    own.part = 0;
+    own.n_parts = 1;
+    own.weight_bytes = 0;
+    return own;
+}
+
 void k3i_run_team(const k3i_run *run, k3i_team_fn fn, void *arg, size_t work)
 {
-    if (work < TEAM_WORK) {
+    if (run->n_parts > 0) {
+        fn(arg, run->part, run->n_parts);
+    } else if (work < TEAM_WORK) {
         fn(arg, 0, 1);
     } else {
         k3i_team_run(run->team, fn, arg);
@@ -120,21 +142,46 @@ static void glu_part(const job *j, const k3i_item *it, size_t from, size_t to, c
     }
 }
 
+static void item_part(const job *j, const k3i_item *it, size_t from, size_t to, size_t member)
+{
+    if (from == to)
+        return;
+    if (it->kind == K3I_GLU) {
+        glu_part(j, it, from, to, j->run->scratch + member * j->run->scratch_bytes);
+    } else {
+        plain_part(j, it, from, to);
+    }
+}
+
 static void linear_member(void *arg, size_t i, size_t n)
 {
     const job *j = arg;
-    char *scratch = j->run->scratch + i * j->run->scratch_bytes;
     for (size_t k = 0; k < j->n_items; k++) {
-        const k3i_item *it = &j->items[k];
         size_t from, to;
-        k3i_split_outputs(j->run, it->n_out, i, n, &from, &to);
-        if (from == to)
-            continue;
-        if (it->kind == K3I_GLU) {
-            glu_part(j, it, from, to, scratch);
+        k3i_split_outputs(j->run, j->items[k].n_out, i, n, &from, &to);
+        item_part(j, &j->items[k], from, to, i);
+    }
+}
+
+/* The rows of a member (k3i_run_as_member), all outputs. */
+static void linear_rows(const job *all)
+{
+    const k3i_run *run = all->run;
+    size_t from, to;
+    k3i_team_split(all->n_row, 1, run->part, run->n_parts, &from, &to);
+    if (from == to)
+        return;
+    job j = {.run = run, .n_row = to - from};
+    for (size_t k = 0; k < all->n_items; k++) {
+        k3i_item it = all->items[k];
+        size_t stride = it.y_stride != 0 ? it.y_stride : it.n_out;
+        it.x = k3i_act_at(run, it.x, from * it.k);
+        if (it.kind == K3I_GLU) {
+            it.h = k3i_act_at(run, it.h, from * it.n_out);
         } else {
-            plain_part(j, it, from, to);
+            it.y += from * stride;
         }
+        item_part(&j, &it, 0, it.n_out, run->part);
     }
 }
 
@@ -168,6 +215,10 @@ void k3i_linear(k3i_run *run, size_t n_row, const k3i_item *items, size_t n_item
         size_t size = items[i].n_out * items[i].k * (items[i].kind == K3I_GLU ? 2 : 1);
         work += size * n_row;
         run->weight_bytes += size * sizeof(k3i_bf16) / run->ranks.size;
+    }
+    if (run->n_parts > 0) {
+        linear_rows(&j);
+        return;
     }
     k3i_run_team(run, linear_member, &j, work);
     if (run->ranks.size > 1)

@@ -3,7 +3,8 @@
  *
  * Activations are f32 arrays [rows, width]. What feeds a matrix product is an *act*: in bf16 mode
  * the values packed to bf16 (they are exact, having been rounded by the op before), in f32 mode
- * plain f32. Work is split over outputs only, so no result depends on the number of threads. */
+ * plain f32. Work is split over outputs or over rows, never inside a sum, so no result depends on
+ * the number of threads or on the split. */
 #ifndef K3I_RUN_H
 #define K3I_RUN_H
 
@@ -21,8 +22,21 @@ typedef struct {
     char *scratch;         /* [n_members, scratch_bytes], 64-byte aligned */
     size_t scratch_bytes;  /* of one member */
     k3i_ranks ranks;       /* of this process: 0 of 1 unless the host said otherwise */
+    bool rows_pay;         /* steps of several rows are split by rows (k3i_run_as_member) */
+    size_t part, n_parts;  /* of a member's copy: its share of the rows; n_parts is 0 elsewhere */
     uint64_t weight_bytes; /* matrix bytes streamed so far (member 0 writes) */
 } k3i_run;
+
+/* A copy of `run` for member i of n, who is inside a team step and takes its rows through several
+ * stages alone: with it, k3i_run_team calls fn(arg, i, n) and k3i_linear computes rows
+ * k3i_team_split(n_row, 1, i, n), all outputs. Nobody waits for anybody. Splitting by outputs reads
+ * each weight once but meets after every product; splitting by rows reads weights once a member,
+ * which is cheaper where they come from a cache that all members share. */
+k3i_run k3i_run_as_member(const k3i_run *run, size_t i, size_t n);
+
+/* A run for a member that has set its rows apart as a batch of their own: a team of one, on the
+ * member's scratch. */
+k3i_run k3i_run_alone(const k3i_run *member);
 
 /* Runs fn on the team; `work`, about the number of multiply-adds, decides whether that is worth
  * waking anybody: small jobs run on the caller as member 0 of 1. */
@@ -62,12 +76,12 @@ void k3i_linear(k3i_run *run, size_t n_row, const k3i_item *items, size_t n_item
 /* Bytes of scratch one member needs for k3i_linear. */
 size_t k3i_linear_scratch(void);
 
-/* Outputs that are handed out together: a multiple of every kernel's tile (4, 6 and 8 outputs), so
- * that splitting cuts no tile; what is left over costs nearly a whole one. */
-enum { K3I_GRAIN = 24 };
+/* Outputs that are handed out together: a cache line of f32, so that no two members write the same
+ * one. */
+enum { K3I_GRAIN = 16 };
 
 /* Rows and elements of a tile that is still needed after its product: two of them stay in L2. */
-enum { K3I_TILE_ROWS = 128, K3I_TILE = K3I_TILE_ROWS * 4 * K3I_GRAIN };
+enum { K3I_TILE_ROWS = 128, K3I_TILE = K3I_TILE_ROWS * 6 * K3I_GRAIN };
 
 /* Outputs of such a tile for n_row rows: the fewer rows, the more, so that one row is one call. */
 size_t k3i_tile_outputs(size_t n_row);

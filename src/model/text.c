@@ -4,7 +4,12 @@
  * prefix; a sub-layer reads a softmax mixture of all of them. Between two sub-layers every row goes
  * through one stage: add the finished output to the prefix, mix, normalise, pack. At a block
  * boundary the prefix simply becomes a snapshot: nb grows by one, and the next output starts the
- * next bank. */
+ * next bank.
+ *
+ * The team shares a step in one of two ways. By outputs, every product is a team step, and each
+ * weight is read once; by rows, a member takes its rows from one token mixer to the next alone, so
+ * that the team meets twice a layer, not a dozen times, and weights are read once a member. The
+ * second is for models that live in a shared cache. */
 #include "parts.h"
 
 #include <math.h>
@@ -172,7 +177,8 @@ static void dense_mlp(k3i_text *m, k3i_run *run, const k3i_step *step, size_t la
     k3i_linear(run, step->n_rows, &down, 1);
 }
 
-static void layer_forward(k3i_text *m, k3i_run *run, stage *s, size_t layer)
+/* Of the row: everything up to the projections of the token mixer. */
+static void layer_in(k3i_text *m, k3i_run *run, stage *s, size_t layer)
 {
     const k3i_layer_weights *w = &m->w->layers[layer];
     s->layer = layer;
@@ -185,11 +191,20 @@ static void layer_forward(k3i_text *m, k3i_run *run, stage *s, size_t layer)
         s->nb++;
         s->fresh = true;
     }
-    if (w->is_kda) {
-        k3i_kda_forward(m, run, s->step, layer);
-    } else {
-        k3i_mla_forward(m, run, s->step, layer);
-    }
+    (w->is_kda ? k3i_kda_in : k3i_mla_in)(m, run, s->step, layer);
+}
+
+/* Across rows: the recurrence or the attention. */
+static void layer_mix(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer)
+{
+    (m->w->layers[layer].is_kda ? k3i_kda_mix : k3i_mla_mix)(m, run, step, layer);
+}
+
+/* Of the row again: output projection and FFN. */
+static void layer_out(k3i_text *m, k3i_run *run, stage *s, size_t layer)
+{
+    const k3i_layer_weights *w = &m->w->layers[layer];
+    (w->is_kda ? k3i_kda_out : k3i_mla_out)(m, run, s->step, layer);
     s->attention = false;
     s->pending = true;
     s->has_b = false;
@@ -204,31 +219,105 @@ static void layer_forward(k3i_text *m, k3i_run *run, stage *s, size_t layer)
     s->has_b = w->is_moe;
 }
 
+static void by_outputs(k3i_text *m, stage *s, k3i_run *run)
+{
+    for (size_t layer = 0; layer < m->cfg->n_layers; layer++) {
+        layer_in(m, run, s, layer);
+        layer_mix(m, run, s->step, layer);
+        layer_out(m, run, s, layer);
+    }
+}
+
+typedef struct {
+    k3i_text *m;
+    k3i_run *run;
+    stage before, after; /* of the rows; the same for every member */
+    size_t layer;
+} rows_job;
+
+/* The end of the layer before and the beginning of `layer`, where there are such. */
+static void rows_member(void *arg, size_t i, size_t n)
+{
+    rows_job *j = arg;
+    k3i_run own = k3i_run_as_member(j->run, i, n);
+    stage s = j->before;
+    s.run = &own;
+    if (j->layer > 0)
+        layer_out(j->m, &own, &s, j->layer - 1);
+    if (j->layer < j->m->cfg->n_layers)
+        layer_in(j->m, &own, &s, j->layer);
+    j->m->ws->streamed[i] += own.weight_bytes;
+    if (i == 0)
+        j->after = s;
+}
+
+/* Members meet twice a layer, where rows see each other. */
+static void by_rows(k3i_text *m, stage *s, k3i_run *run)
+{
+    rows_job j = {.m = m, .run = run, .before = *s};
+    memset(m->ws->streamed, 0, run->n_members * sizeof *m->ws->streamed);
+    for (j.layer = 0; j.layer <= m->cfg->n_layers; j.layer++) {
+        k3i_team_run(run->team, rows_member, &j);
+        j.before = j.after;
+        if (j.layer < m->cfg->n_layers)
+            layer_mix(m, run, s->step, j.layer);
+    }
+    *s = j.before;
+    s->run = run;
+    for (size_t i = 0; i < run->n_members; i++)
+        run->weight_bytes += m->ws->streamed[i];
+}
+
+typedef struct {
+    k3i_run *run;
+    const k3i_item *head;
+    size_t n_row;
+} head_job;
+
+static void head_member(void *arg, size_t i, size_t n)
+{
+    const head_job *j = arg;
+    k3i_run own = k3i_run_as_member(j->run, i, n);
+    k3i_linear(&own, j->n_row, j->head, 1);
+}
+
+static void head(k3i_text *m, k3i_run *run, const k3i_step *step, bool rows)
+{
+    const k3i_item item = {.kind = K3I_LINEAR_F32,
+                           .x = m->ws->x,
+                           .w = m->w->lm_head,
+                           .n_out = m->cfg->vocab_size,
+                           .k = m->cfg->hidden_size,
+                           .y = step->logits,
+                           .y_stride = step->logits_stride};
+    if (rows && step->n_logits > 1) {
+        head_job j = {.run = run, .head = &item, .n_row = step->n_logits};
+        k3i_team_run(run->team, head_member, &j);
+    } else {
+        k3i_linear(run, step->n_logits, &item, 1);
+    }
+}
+
 void k3i_text_forward(k3i_text *m, k3i_run *run, const k3i_step *step)
 {
     const k3i_config *cfg = m->cfg;
     stage s = {.m = m, .run = run, .step = step};
+    /* A member with a single row would read weights at the pace of one row. */
+    bool rows = run->rows_pay && run->n_members > 1 && step->n_rows >= 2 * run->n_members &&
+                step->trace == NULL;
     for (size_t row = 0; row < step->n_rows; row++)
         m->ws->logit_of[row] = -1;
     for (size_t i = 0; i < step->n_logits; i++)
         m->ws->logit_of[step->logit_row[i]] = (int32_t)i;
     k3i_run_team(run, embed_member, &s, step->n_rows * cfg->hidden_size);
-    for (size_t layer = 0; layer < cfg->n_layers; layer++)
-        layer_forward(m, run, &s, layer);
+    (rows ? by_rows : by_outputs)(m, &s, run);
     s.layer = cfg->n_layers;
     s.attention = true;
     s.fresh = false;
     s.wq = m->output_wq;
     s.norm = m->w->norm;
     run_stage(&s);
-    const k3i_item head = {.kind = K3I_LINEAR_F32,
-                           .x = m->ws->x,
-                           .w = m->w->lm_head,
-                           .n_out = cfg->vocab_size,
-                           .k = cfg->hidden_size,
-                           .y = step->logits,
-                           .y_stride = step->logits_stride};
-    k3i_linear(run, step->n_logits, &head, 1);
+    head(m, run, step, rows);
 }
 
 /* ---- preparation -------------------------------------------------------------------------------
@@ -287,11 +376,12 @@ static bool prepare_layers(k3i_text *m)
     return true;
 }
 
-/* Lays the workspace out. The four kinds of sub-layer are never alive together and share their
- * place. */
+/* Lays the workspace out. By outputs, the four kinds of sub-layer are never alive together and
+ * share their place; by rows, members are in different ones. */
 static void take_workspace(k3i_text_ws *ws, k3i_bump *b, const k3i_config *cfg, size_t T,
-                           size_t act)
+                           const k3i_run *run)
 {
+    size_t act = run->act_bytes;
     size_t H = cfg->hidden_size;
     size_t n_banks = (cfg->n_layers + cfg->attn_res_block_size - 1) / cfg->attn_res_block_size + 1;
     ws->bank = k3i_bump_take(b, n_banks, sizeof(float *));
@@ -304,16 +394,17 @@ static void take_workspace(k3i_text_ws *ws, k3i_bump *b, const k3i_config *cfg, 
     ws->a = k3i_bump_take(b, T * H, sizeof(float));
     ws->b = k3i_bump_take(b, T * H, sizeof(float));
     ws->logit_of = k3i_bump_take(b, T, sizeof(int32_t));
+    ws->streamed = k3i_bump_take(b, run->n_members, sizeof *ws->streamed);
     size_t shared = b->used;
     if (cfg->n_kda_layers > 0)
         k3i_kda_ws_take(&ws->kda, b, cfg, T, act);
-    b->used = shared;
+    b->used = run->rows_pay ? b->used : shared;
     if (cfg->n_mla_layers > 0)
         k3i_mla_ws_take(&ws->mla, b, cfg, T, act);
-    b->used = shared;
+    b->used = run->rows_pay ? b->used : shared;
     if (cfg->n_moe_layers > 0)
-        k3i_moe_ws_take(&ws->moe, b, cfg, T, act);
-    b->used = shared;
+        k3i_moe_ws_take(&ws->moe, b, cfg, T, act, run->n_members);
+    b->used = run->rows_pay ? b->used : shared;
     if (cfg->n_moe_layers < cfg->n_layers)
         ws->h = k3i_bump_take(b, T * cfg->intermediate_size, act);
     b->used = b->peak;
@@ -342,7 +433,7 @@ k3_status k3i_text_init(k3i_text *m, const k3i_config *cfg, const k3i_text_weigh
     run->scratch_bytes = scratch_bytes(cfg, min_scratch);
     k3i_text_ws count = {0};
     k3i_bump b = {0};
-    take_workspace(&count, &b, cfg, max_rows, run->act_bytes);
+    take_workspace(&count, &b, cfg, max_rows, run);
     (void)k3i_bump_take(&b, run->n_members, run->scratch_bytes);
     m->ws = k3i_arena_new(&m->arena, k3i_text_ws, 1);
     m->block = k3i_alloc(b.peak);
@@ -354,7 +445,7 @@ k3_status k3i_text_init(k3i_text *m, const k3i_config *cfg, const k3i_text_weigh
     }
     *m->ws = (k3i_text_ws){0};
     b = (k3i_bump){.base = m->block};
-    take_workspace(m->ws, &b, cfg, max_rows, run->act_bytes);
+    take_workspace(m->ws, &b, cfg, max_rows, run);
     run->scratch = k3i_bump_take(&b, run->n_members, run->scratch_bytes);
     m->workspace_bytes = b.peak + m->arena.used;
     return K3_OK;

@@ -557,8 +557,8 @@ static void open_host(host *h)
     char more[200];
     snprintf(more, sizeof more,
              ",\"isa\":\"%s\",\"max_num_seqs\":%d,\"max_num_batched_tokens\":%d,"
-             "\"num_speculative_tokens\":%d",
-             h->m->isa, MAX_REQS, MAX_ROWS, MAX_SPEC);
+             "\"num_speculative_tokens\":%d,\"split\":\"%s\"",
+             h->m->isa, MAX_REQS, MAX_ROWS, MAX_SPEC, chance(h->rnd, 50) ? "rows" : "outputs");
     h->e = drive_open(h->m->dir, h->m->mode, rnd_in(h->rnd, 1, 3), more);
     k3_info info = {.size = sizeof info};
     assert_int_equal(k3_query(h->e, &info), K3_OK);

@@ -622,6 +622,7 @@ static void options_are_checked(void **state)
         {K3_E_OPTION, "'mode'", "{\"model\":\"%s\",\"mode\":\"fp8\"}"},
         {K3_E_OPTION, "'threads'", "{\"model\":\"%s\",\"threads\":-1}"},
         {K3_E_OPTION, "'threads'", "{\"model\":\"%s\",\"threads\":1.5}"},
+        {K3_E_OPTION, "'split' must be", "{\"model\":\"%s\",\"split\":\"columns\"}"},
         {K3_E_OPTION, "'cpus'", "{\"model\":\"%s\",\"cpus\":[]}"},
         {K3_E_OPTION, "'cpus'", "{\"model\":\"%s\",\"cpus\":[-1]}"},
         {K3_E_ARG, "CPU", "{\"model\":\"%s\",\"cpus\":[60000]}"},
