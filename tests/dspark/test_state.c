@@ -43,11 +43,13 @@ static void seq_init(seq *s, k3_engine *e, int32_t slot, int32_t block_tokens, u
     }
 }
 
-/* One step of n rows of which the last n_spec may be rejected; logits [n, V]. Pending afterwards.
- */
-static void forward(seq *s, const int32_t *ids, int32_t n, int32_t n_spec, float *logits)
+/* One step of n rows of which the last n_spec may be rejected; logits [n, V]. The state comes from
+ * the pages of `restore`, if there are any; those of `snap` receive the state behind the n rows. */
+static k3_status step(seq *s, const int32_t *ids, int32_t n, int32_t n_spec, const int32_t *restore,
+                      const int32_t *snap, float *logits)
 {
-    int32_t q[2] = {0, n}, op = s->len == 0 ? K3_SLOT_RESET : K3_SLOT_KEEP, rows[LEN + MAX_SPEC];
+    int32_t q[2] = {0, n}, rows[LEN + MAX_SPEC], req = 0, pos = s->len + n;
+    int32_t op = restore != NULL ? K3_SLOT_RESTORE : s->len == 0 ? K3_SLOT_RESET : K3_SLOT_KEEP;
     int32_t off[2] = {0, (s->len + n + s->block_tokens - 1) / s->block_tokens};
     for (int32_t i = 0; i < n; i++)
         rows[i] = i;
@@ -55,16 +57,27 @@ static void forward(seq *s, const int32_t *ids, int32_t n, int32_t n_spec, float
                         .n_reqs = 1,
                         .n_tokens = n,
                         .n_logit_rows = n,
+                        .n_snap = snap != NULL,
                         .token_ids = ids,
                         .q_start = q,
                         .ctx_len = &s->len,
                         .slot = &s->slot,
                         .slot_op = &op,
+                        .restore_block = restore,
                         .n_spec = &n_spec,
                         .mla_off = off,
                         .mla_table = s->table,
-                        .logit_row = rows};
-    if (k3_forward(s->e, &b, logits, V) != K3_OK)
+                        .logit_row = rows,
+                        .snap_req = &req,
+                        .snap_pos = &pos,
+                        .snap_block = snap};
+    return k3_forward(s->e, &b, logits, V);
+}
+
+/* The same with the state that is there. Pending afterwards. */
+static void forward(seq *s, const int32_t *ids, int32_t n, int32_t n_spec, float *logits)
+{
+    if (step(s, ids, n, n_spec, NULL, NULL, logits) != K3_OK)
         fail_msg("k3_forward: %s", k3_last_error(s->e));
 }
 
@@ -337,6 +350,110 @@ static void wrong_drafting_is_refused(void **state)
     assert_int_equal(k3_open(err, NULL, NULL, &e, err, sizeof err), K3_E_OPTION);
 }
 
+/* ---- snapshots ---------------------------------------------------------------------------------
+ */
+
+enum { POS = 8, MORE = 7, PARTS = 64 }; /* of the snapshots; tokens behind it; pages of one at most */
+
+/* Two sequences of one text, cut differently, leave a snapshot each at POS; `later` is the first
+ * one's at the end. */
+typedef struct {
+    k3_engine *e;
+    seq a, b;
+    int32_t n, one[PARTS], two[PARTS], later[PARTS]; /* n pages each */
+    float want[MORE * V];                            /* behind POS */
+    int32_t drafted[7];
+} snapshots;
+
+static void snapshots_take(snapshots *s, const int32_t *text)
+{
+    float logits[POS * V];
+    s->e = open_pair("bf16", 2, NULL);
+    drive_kv(s->e, 400, 4, 3);
+    s->n = (int32_t)s->e->kv.shape.snapshot_blocks;
+    assert_in_range(s->n, 3, PARTS);
+    s->a = (seq){.e = s->e, .slot = 0, .block_tokens = 4};
+    s->b = (seq){.e = s->e, .slot = 1, .block_tokens = 4};
+    for (int32_t i = 0; i < 4; i++) {
+        s->a.table[i] = 1 + i;
+        s->b.table[i] = 11 + i;
+    }
+    for (int32_t i = 0; i < s->n; i++) {
+        s->one[i] = 100 + i;
+        s->two[i] = 200 + i;
+        s->later[i] = 300 + i;
+    }
+    assert_int_equal(step(&s->a, text, POS, 0, NULL, s->one, logits), K3_OK);
+    commit(&s->a, POS);
+    assert_int_equal(step(&s->a, text + POS, MORE, 0, NULL, s->later, s->want), K3_OK);
+    commit(&s->a, MORE);
+    draft(&s->a, text[POS + MORE], 7, s->drafted);
+    forward(&s->b, text, 5, 0, logits);
+    commit(&s->b, 5);
+    assert_int_equal(step(&s->b, text + 5, POS - 5, 0, NULL, s->two, logits), K3_OK);
+    commit(&s->b, POS - 5);
+}
+
+/* A host that finds pages by the text they hold may bring together parts of several snapshots: they
+ * are the same bits, for the target and for what the draft proposes behind them. */
+static void snapshots_mix_by_part(void **state)
+{
+    (void)state;
+    snapshots s;
+    int32_t text[POS + MORE + 1], drafted[7], mixed[PARTS];
+    float logits[MORE * V];
+    test_prompt(&test_model_pair, text, POS + MORE + 1);
+    snapshots_take(&s, text);
+    for (uint64_t mask = 0; mask < 6; mask++) { /* all of one, of the other, and four mixtures */
+        uint64_t rnd = mask;
+        seq c = {.e = s.e, .slot = 2, .len = POS, .block_tokens = 4, .table = {1, 2, 21, 22}};
+        for (int32_t i = 0; i < s.n; i++)
+            mixed[i] = (mask < 2 ? mask == 0 : test_rnd(&rnd) % 2 == 0) ? s.one[i] : s.two[i];
+        assert_int_equal(step(&c, text + POS, MORE, 3, mixed, NULL, logits), K3_OK);
+        assert_memory_equal(logits, s.want, sizeof logits);
+        commit(&c, MORE);
+        expect_same_memory(&c, &s.a, mask);
+        draft(&c, text[POS + MORE], 7, drafted);
+        assert_memory_equal(drafted, s.drafted, sizeof drafted);
+        assert_int_equal(k3_slot_release(s.e, 2), K3_OK);
+    }
+    k3_close(s.e);
+}
+
+/* Parts that do not belong together are refused by the page, and nothing has happened. */
+static void snapshots_of_other_parts_are_refused(void **state)
+{
+    (void)state;
+    snapshots s;
+    int32_t text[POS + MORE + 1], bad[PARTS];
+    float logits[MORE * V];
+    test_prompt(&test_model_pair, text, POS + MORE + 1);
+    snapshots_take(&s, text);
+    seq c = {.e = s.e, .slot = 2, .len = POS, .block_tokens = 4, .table = {1, 2, 21, 22}};
+    for (int kind = 0; kind < 5; kind++) {
+        memcpy(bad, s.one, sizeof bad);
+        if (kind == 0)
+            bad[1] = s.later[1]; /* right part, other position */
+        else if (kind == 1)
+            bad[1] = s.two[2]; /* right position, other part */
+        else if (kind == 2)
+            bad[s.n - 1] = 11; /* latents */
+        else if (kind == 3)
+            bad[0] = 99; /* never written */
+        else
+            assert_int_equal(k3_kv_copy(s.e, 2, bad[2]), K3_OK); /* written since */
+        assert_int_equal(step(&c, text + POS, MORE, 0, bad, NULL, logits), K3_E_BLOCK);
+        if (strstr(k3_last_error(s.e), "no snapshot") == NULL)
+            fail_msg("case %d: %s", kind, k3_last_error(s.e));
+        assert_false(s.e->pending);
+    }
+    assert_int_equal(step(&c, text + POS, MORE, 0, s.two, NULL, logits), K3_OK);
+    assert_memory_equal(logits, s.want, sizeof logits);
+    commit(&c, MORE);
+    expect_same_memory(&c, &s.a, 0);
+    k3_close(s.e);
+}
+
 /* No state copies per draft: the plan grows by the records alone, and they are small. */
 static void memory_is_the_plan(void **state)
 {
@@ -365,6 +482,8 @@ int main(void)
         cmocka_unit_test(speculation_leaves_no_trace),
         cmocka_unit_test(taps_are_the_streams),
         cmocka_unit_test(wrong_drafting_is_refused),
+        cmocka_unit_test(snapshots_mix_by_part),
+        cmocka_unit_test(snapshots_of_other_parts_are_refused),
         cmocka_unit_test(memory_is_the_plan),
     };
     target_dir = test_dir_new();
