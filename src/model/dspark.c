@@ -278,46 +278,79 @@ void k3i_dspark_project_kv(const k3i_dspark *d, k3i_run *run, size_t layer, size
     k3i_linear(run, n_row, items, 2);
 }
 
+typedef struct {
+    k3i_dspark *d;
+    k3i_run *run;
+    const k3i_pool *pool;
+    const void *taps;
+    size_t n_rows;
+} tile;
+
 /* Taps of the gathered rows into ws->taps, normed where the draft asks for it (fc_norm). */
-static void gather_taps(const k3i_dspark *d, const k3i_run *run, const void *taps, size_t n_rows)
+static void gather_member(void *arg, size_t i, size_t n)
 {
+    const tile *t = arg;
+    const k3i_dspark *d = t->d;
+    const k3i_run *run = t->run;
     const k3i_draft_config *c = d->cfg;
-    size_t H = c->hidden_size, width = c->n_taps * H;
-    for (size_t r = 0; r < n_rows; r++) {
-        const void *src = k3i_act_at(run, taps, d->ws->row[r].tap_row * width);
+    size_t H = c->hidden_size, width = c->n_taps * H, from, to;
+    k3i_team_split(t->n_rows, 1, i, n, &from, &to);
+    for (size_t r = from; r < to; r++) {
+        const void *src = k3i_act_at(run, t->taps, d->ws->row[r].tap_row * width);
         void *dst = k3i_act_at(run, d->ws->taps, r * width);
         if (!c->has_tap_norms) {
             memcpy(dst, src, width * run->act_bytes);
             continue;
         }
-        float *x = d->ws->h; /* free until the projection */
-        for (size_t t = 0; t < c->n_taps; t++) {
-            k3i_act_load(run, x, k3i_act_at(run, src, t * H), H);
-            run->op->rmsnorm(x, x, d->w->tap_norm[t], H, c->rms_norm_eps, run->bf16);
-            k3i_act_store(run, k3i_act_at(run, dst, t * H), x, H);
+        float *x = d->ws->h + r * H; /* free until the projection */
+        for (size_t k = 0; k < c->n_taps; k++) {
+            k3i_act_load(run, x, k3i_act_at(run, src, k * H), H);
+            run->op->rmsnorm(x, x, d->w->tap_norm[k], H, c->rms_norm_eps, run->bf16);
+            k3i_act_store(run, k3i_act_at(run, dst, k * H), x, H);
         }
     }
 }
 
-static void context_tile(k3i_dspark *d, k3i_run *run, const k3i_pool *pool, const void *taps,
-                         size_t n_rows)
+/* Each row for itself, from its taps to its places in the pages. */
+static void context_rows(tile *t)
 {
+    k3i_dspark *d = t->d;
     const k3i_draft_config *c = d->cfg;
     size_t H = c->hidden_size;
-    gather_taps(d, run, taps, n_rows);
+    k3i_run_team(t->run, gather_member, t, t->n_rows * c->n_taps * H);
     k3i_item item = {.kind = K3I_LINEAR,
                      .x = d->ws->taps,
                      .w = d->w->context_proj,
                      .n_out = H,
                      .k = c->n_taps * H,
                      .y = d->ws->h};
-    k3i_linear(run, n_rows, &item, 1);
+    k3i_linear(t->run, t->n_rows, &item, 1);
     /* context_norm only: a layer's input_layernorm belongs to the block's own stream. */
-    k3i_dspark_norm_rows(run, d->ws->x, d->ws->h, d->w->context_norm, n_rows, H, c->rms_norm_eps);
+    k3i_dspark_norm_rows(t->run, d->ws->x, d->ws->h, d->w->context_norm, t->n_rows, H,
+                         c->rms_norm_eps);
     for (size_t layer = 0; layer < c->n_layers; layer++) {
-        k3i_dspark_project_kv(d, run, layer, n_rows);
-        row_job j = {.d = d, .run = run, .pool = pool, .layer = layer, .n_rows = n_rows};
-        k3i_run_team(run, store_rows, &j, n_rows * d->row_width * 8);
+        k3i_dspark_project_kv(d, t->run, layer, t->n_rows);
+        row_job j = {.d = d, .run = t->run, .pool = t->pool, .layer = layer, .n_rows = t->n_rows};
+        k3i_run_team(t->run, store_rows, &j, t->n_rows * d->row_width * 8);
+    }
+}
+
+static void context_member(void *arg, size_t i, size_t n)
+{
+    tile own = *(const tile *)arg;
+    k3i_run run = k3i_run_as_member(own.run, i, n);
+    own.run = &run;
+    context_rows(&own);
+}
+
+static void context_tile(k3i_dspark *d, k3i_run *run, const k3i_pool *pool, const void *taps,
+                         size_t n_rows)
+{
+    tile t = {.d = d, .run = run, .pool = pool, .taps = taps, .n_rows = n_rows};
+    if (k3i_run_by_rows(run, n_rows)) {
+        k3i_team_run(run->team, context_member, &t);
+    } else {
+        context_rows(&t);
     }
 }
 

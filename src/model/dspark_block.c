@@ -10,14 +10,32 @@
 #include <math.h>
 #include <string.h>
 
+typedef struct {
+    const k3i_run *run;
+    void *x;
+    const float *h;
+    const k3i_bf16 *w;
+    size_t n_row, H;
+    float eps;
+} norm_job;
+
+static void norm_member(void *arg, size_t i, size_t n)
+{
+    const norm_job *j = arg;
+    float *y = (void *)(j->run->scratch + i * j->run->scratch_bytes);
+    size_t from, to;
+    k3i_team_split(j->n_row, 1, i, n, &from, &to);
+    for (size_t r = from; r < to; r++) {
+        j->run->op->rmsnorm(y, j->h + r * j->H, j->w, j->H, j->eps, j->run->bf16);
+        k3i_act_store(j->run, k3i_act_at(j->run, j->x, r * j->H), y, j->H);
+    }
+}
+
 void k3i_dspark_norm_rows(const k3i_run *run, void *x, const float *h, const k3i_bf16 *w,
                           size_t n_row, size_t H, float eps)
 {
-    float *y = (void *)run->scratch; /* member 0's: the caller runs on its thread */
-    for (size_t r = 0; r < n_row; r++) {
-        run->op->rmsnorm(y, h + r * H, w, H, eps, run->bf16);
-        k3i_act_store(run, k3i_act_at(run, x, r * H), y, H);
-    }
+    norm_job j = {.run = run, .x = x, .h = h, .w = w, .n_row = n_row, .H = H, .eps = eps};
+    k3i_run_team(run, norm_member, &j, n_row * H * 4);
 }
 
 /* One group of sequences: R = n_seqs T rows. */
@@ -27,16 +45,34 @@ typedef struct {
     const k3i_pool *pool;
     const k3i_block_seq *seqs;
     size_t n_seqs, T, R;
+    size_t first; /* of the workspace's sequences: not 0 where members take sequences apart */
 } group;
 
-static void embed(const group *g)
+static void embed_member(void *arg, size_t i, size_t n)
 {
+    const group *g = arg;
     const k3i_dspark *d = g->d;
-    size_t H = d->cfg->hidden_size;
-    for (size_t r = 0; r < g->R; r++) {
+    size_t H = d->cfg->hidden_size, from, to;
+    k3i_team_split(g->R, 1, i, n, &from, &to);
+    for (size_t r = from; r < to; r++) {
         int32_t id = r % g->T == 0 ? g->seqs[r / g->T].anchor : d->cfg->mask_token_id;
         g->run->op->from_bf16(d->ws->h + r * H, d->embed + (size_t)id * H, H);
     }
+}
+
+/* h += a */
+static void residual_member(void *arg, size_t i, size_t n)
+{
+    const group *g = arg;
+    size_t H = g->d->cfg->hidden_size, from, to;
+    k3i_team_split(g->R, 1, i, n, &from, &to);
+    float *h = g->d->ws->h + from * H;
+    g->run->op->add(h, h, g->d->ws->a + from * H, (to - from) * H, g->run->bf16);
+}
+
+static void add_residual(group *g)
+{
+    k3i_run_team(g->run, residual_member, g, g->R * g->d->cfg->hidden_size);
 }
 
 typedef struct {
@@ -75,7 +111,7 @@ static void finish_rows(void *arg, size_t i, size_t n)
 }
 
 /* ws->x -> ws->q (and ws->kv) of one layer. */
-static void project(const group *g, size_t layer)
+static void project(group *g, size_t layer)
 {
     k3i_dspark *d = g->d;
     const k3i_draft_config *c = d->cfg;
@@ -112,15 +148,22 @@ static void project(const group *g, size_t layer)
     k3i_run_team(g->run, finish_rows, &j, g->R * (d->row_width + c->n_heads) * 8);
 }
 
-static void layer_forward(const group *g, size_t layer)
+/* Of the row: the input of a layer's attention. */
+static void layer_in(group *g, size_t layer)
+{
+    k3i_dspark *d = g->d;
+    k3i_dspark_norm_rows(g->run, d->ws->x, d->ws->h, d->w->layers[layer].input_layernorm, g->R,
+                         d->cfg->hidden_size, d->cfg->rms_norm_eps);
+    project(g, layer);
+}
+
+/* Of the row: output projection and MLP. */
+static void layer_out(group *g, size_t layer)
 {
     k3i_dspark *d = g->d;
     const k3i_draft_config *c = d->cfg;
     const k3i_draft_layer *w = &d->w->layers[layer];
     size_t H = c->hidden_size, I = c->intermediate_size;
-    k3i_dspark_norm_rows(g->run, d->ws->x, d->ws->h, w->input_layernorm, g->R, H, c->rms_norm_eps);
-    project(g, layer);
-    k3i_dspark_attend(d, g->run, g->pool, layer, g->seqs, g->n_seqs, g->T);
     k3i_item o = {.kind = K3I_LINEAR,
                   .x = d->ws->o,
                   .w = c->is_mla ? w->mla.o_proj : w->gqa.o_proj,
@@ -128,8 +171,7 @@ static void layer_forward(const group *g, size_t layer)
                   .k = c->n_heads * (c->is_mla ? c->v_head_dim : c->head_dim),
                   .y = d->ws->a};
     k3i_linear(g->run, g->R, &o, 1);
-    g->run->op->add(d->ws->h, d->ws->h, d->ws->a, g->R * H, g->run->bf16);
-
+    add_residual(g);
     k3i_dspark_norm_rows(g->run, d->ws->x, d->ws->h, w->post_attention_layernorm, g->R, H,
                          c->rms_norm_eps);
     k3i_item up = {.kind = K3I_GLU,
@@ -147,7 +189,55 @@ static void layer_forward(const group *g, size_t layer)
                      .k = I,
                      .y = d->ws->a};
     k3i_linear(g->run, g->R, &down, 1);
-    g->run->op->add(d->ws->h, d->ws->h, d->ws->a, g->R * H, g->run->bf16);
+    add_residual(g);
+}
+
+/* What happens to a row between two attentions: the end of the layer before, the beginning of
+ * `layer`, and at the two ends the embedding and the final norm. */
+static void between(group *g, size_t layer)
+{
+    const k3i_dspark *d = g->d;
+    if (layer == 0) {
+        k3i_run_team(g->run, embed_member, g, g->R * d->cfg->hidden_size);
+    } else {
+        layer_out(g, layer - 1);
+    }
+    if (layer < d->cfg->n_layers) {
+        layer_in(g, layer);
+    } else {
+        k3i_dspark_norm_rows(g->run, d->ws->x, d->ws->h, d->w->final_norm, g->R,
+                             d->cfg->hidden_size, d->cfg->rms_norm_eps);
+    }
+}
+
+typedef struct {
+    const group *g;
+    size_t layer;
+} between_job;
+
+static void between_member(void *arg, size_t i, size_t n)
+{
+    const between_job *j = arg;
+    k3i_run own = k3i_run_as_member(j->g->run, i, n);
+    group g = *j->g;
+    g.run = &own;
+    between(&g, j->layer);
+}
+
+static void block_rows(group *g)
+{
+    bool rows = k3i_run_by_rows(g->run, g->R);
+    for (size_t layer = 0;; layer++) {
+        between_job j = {.g = g, .layer = layer};
+        if (rows) {
+            k3i_team_run(g->run->team, between_member, &j);
+        } else {
+            between(g, layer);
+        }
+        if (layer == g->d->cfg->n_layers)
+            return;
+        k3i_dspark_attend(g->d, g->run, g->pool, layer, g->seqs, g->n_seqs, g->T);
+    }
 }
 
 /* ---- choosing tokens ---------------------------------------------------------------------------
@@ -169,9 +259,9 @@ static void choose_member(void *arg, size_t i, size_t n)
     k3i_team_split(g->n_seqs, 1, i, n, &from, &to);
     for (size_t s = from; s < to; s++) {
         const k3i_block_seq *q = &g->seqs[s];
-        float *z = d->ws->z + s * V;
-        size_t best = 0;
-        g->run->op->add(z, z, d->ws->U + (s * g->T + ch->k) * V, V, 0);
+        size_t at = g->first + s, best = 0;
+        float *z = d->ws->z + at * V;
+        g->run->op->add(z, z, d->ws->U + (at * g->T + ch->k) * V, V, 0);
         if (q->temperature > 0) {
             for (size_t v = 0; v < V; v++)
                 z[v] /= q->temperature;
@@ -197,7 +287,7 @@ static void choose_member(void *arg, size_t i, size_t n)
                 }
             }
         }
-        d->ws->token[s] = (int32_t)best;
+        d->ws->token[at] = (int32_t)best;
     }
 }
 
@@ -209,20 +299,21 @@ static void confidences(const group *g, size_t k, float *out)
     const k3i_run *run = g->run;
     size_t H = c->hidden_size, E = c->confidence_with_markov ? c->markov_rank : 0, width = H + E;
     for (size_t s = 0; s < g->n_seqs; s++) {
-        memcpy(k3i_act_at(run, d->ws->conf_in, s * width),
-               k3i_act_at(run, d->ws->x, (s * g->T + k) * H), H * run->act_bytes);
-        memcpy(k3i_act_at(run, d->ws->conf_in, s * width + H),
-               k3i_act_at(run, d->ws->e, s * c->markov_rank), E * run->act_bytes);
+        size_t at = g->first + s;
+        memcpy(k3i_act_at(run, d->ws->conf_in, at * width),
+               k3i_act_at(run, d->ws->x, (at * g->T + k) * H), H * run->act_bytes);
+        memcpy(k3i_act_at(run, d->ws->conf_in, at * width + H),
+               k3i_act_at(run, d->ws->e, at * c->markov_rank), E * run->act_bytes);
     }
     k3i_item item = {.kind = K3I_LINEAR_F32,
-                     .x = d->ws->conf_in,
+                     .x = k3i_act_at(run, d->ws->conf_in, g->first * width),
                      .w = d->w->confidence_proj,
                      .n_out = 1,
                      .k = width,
-                     .y = d->ws->conf};
+                     .y = d->ws->conf + g->first};
     k3i_linear(g->run, g->n_seqs, &item, 1);
     for (size_t s = 0; s < g->n_seqs; s++) {
-        float z = d->ws->conf[s] + k3i_from_bf16(d->w->confidence_bias[0]);
+        float z = d->ws->conf[g->first + s] + k3i_from_bf16(d->w->confidence_bias[0]);
         run->op->sigmoid(&out[s * g->T + k], &z, 1, 0);
     }
 }
@@ -232,35 +323,69 @@ static void markov_loop(const group *g, int32_t *ids, float *confidence, float *
 {
     k3i_dspark *d = g->d;
     const k3i_draft_config *c = d->cfg;
-    size_t V = c->vocab_size, E = c->markov_rank;
+    size_t V = c->vocab_size, E = c->markov_rank, first = g->first;
     k3i_item head = {.kind = K3I_LINEAR_F32,
-                     .x = d->ws->x,
+                     .x = k3i_act_at(g->run, d->ws->x, first * g->T * c->hidden_size),
                      .w = d->lm_head,
                      .n_out = V,
                      .k = c->hidden_size,
-                     .y = d->ws->U};
-    k3i_linear(g->run, g->R, &head, 1);
+                     .y = d->ws->U + first * g->T * V};
+    k3i_linear(g->run, g->n_seqs * g->T, &head, 1);
     for (size_t s = 0; s < g->n_seqs; s++)
-        d->ws->token[s] = g->seqs[s].anchor;
+        d->ws->token[first + s] = g->seqs[s].anchor;
     for (size_t k = 0; k < g->T; k++) {
-        for (size_t s = 0; s < g->n_seqs; s++) {
+        for (size_t s = first; s < first + g->n_seqs; s++) {
             float *tmp = (void *)g->run->scratch;
             g->run->op->from_bf16(tmp, d->w->markov_w1 + (size_t)d->ws->token[s] * E, E);
             k3i_act_store(g->run, k3i_act_at(g->run, d->ws->e, s * E), tmp, E);
         }
         k3i_item bias = {.kind = K3I_LINEAR_F32,
-                         .x = d->ws->e,
+                         .x = k3i_act_at(g->run, d->ws->e, first * E),
                          .w = d->w->markov_w2,
                          .n_out = V,
                          .k = E,
-                         .y = d->ws->z};
+                         .y = d->ws->z + first * V};
         k3i_linear(g->run, g->n_seqs, &bias, 1);
         if (confidence != NULL)
             confidences(g, k, confidence);
         choice ch = {.g = g, .k = k, .logits = logits};
         k3i_run_team(g->run, choose_member, &ch, g->n_seqs * V * 4);
         for (size_t s = 0; s < g->n_seqs; s++)
-            ids[s * g->T + k] = d->ws->token[s];
+            ids[s * g->T + k] = d->ws->token[first + s];
+    }
+}
+
+typedef struct {
+    const group *g;
+    int32_t *ids;
+    float *confidence, *logits;
+} markov_job;
+
+/* The whole loop for a member's sequences, which need nothing of each other. */
+static void markov_member(void *arg, size_t i, size_t n)
+{
+    const markov_job *j = arg;
+    size_t T = j->g->T, V = j->g->d->cfg->vocab_size, from, to;
+    k3i_team_split(j->g->n_seqs, 1, i, n, &from, &to);
+    if (from == to)
+        return;
+    k3i_run own = k3i_run_as_member(j->g->run, i, n), alone = k3i_run_alone(&own);
+    group g = *j->g;
+    g.run = &alone;
+    g.seqs += from;
+    g.first = from;
+    g.n_seqs = to - from;
+    markov_loop(&g, j->ids + from * T, j->confidence ? j->confidence + from * T : NULL,
+                j->logits ? j->logits + from * T * V : NULL);
+}
+
+static void choose_tokens(const group *g, int32_t *ids, float *confidence, float *logits)
+{
+    markov_job j = {.g = g, .ids = ids, .confidence = confidence, .logits = logits};
+    if (k3i_run_by_rows(g->run, g->n_seqs)) {
+        k3i_team_run(g->run->team, markov_member, &j);
+    } else {
+        markov_loop(g, ids, confidence, logits);
     }
 }
 
@@ -272,12 +397,8 @@ void k3i_dspark_block(k3i_dspark *d, k3i_run *run, const k3i_pool *pool, const k
         group g = {.d = d, .run = run, .pool = pool, .seqs = b->seqs + s, .T = T};
         g.n_seqs = b->n_seqs - s < step ? b->n_seqs - s : step;
         g.R = g.n_seqs * T;
-        embed(&g);
-        for (size_t layer = 0; layer < c->n_layers; layer++)
-            layer_forward(&g, layer);
-        k3i_dspark_norm_rows(run, d->ws->x, d->ws->h, d->w->final_norm, g.R, c->hidden_size,
-                             c->rms_norm_eps);
-        markov_loop(&g, b->ids + s * T, b->confidence ? b->confidence + s * T : NULL,
-                    b->logits ? b->logits + s * T * c->vocab_size : NULL);
+        block_rows(&g);
+        choose_tokens(&g, b->ids + s * T, b->confidence ? b->confidence + s * T : NULL,
+                      b->logits ? b->logits + s * T * c->vocab_size : NULL);
     }
 }

@@ -302,9 +302,7 @@ void k3i_text_forward(k3i_text *m, k3i_run *run, const k3i_step *step)
 {
     const k3i_config *cfg = m->cfg;
     stage s = {.m = m, .run = run, .step = step};
-    /* A member with a single row would read weights at the pace of one row. */
-    bool rows = run->rows_pay && run->n_members > 1 && step->n_rows >= 2 * run->n_members &&
-                step->trace == NULL;
+    bool rows = k3i_run_by_rows(run, step->n_rows) && step->trace == NULL;
     for (size_t row = 0; row < step->n_rows; row++)
         m->ws->logit_of[row] = -1;
     for (size_t i = 0; i < step->n_logits; i++)

@@ -126,6 +126,7 @@ void fix_open(fixture *f, fix_options o)
     must(k3i_ops_select(o.isa, &f->run.op, NULL) == K3_OK, "isa");
     must(k3i_team_new(o.threads, NULL, 0, &f->run.team, NULL) == K3_OK, "team");
     f->run.n_members = o.threads;
+    f->run.rows_pay = o.rows;
     f->run.ranks.size = 1;
     f->run.bf16 = o.bf16;
     f->run.act_bytes = o.bf16 ? 2 : 4;

@@ -12,6 +12,7 @@ typedef struct {
     size_t layers;
     const char *isa;
     size_t threads;
+    bool rows; /* members share rows, not outputs */
     int bf16;
     size_t max_draft;
 } fix_options;

@@ -155,10 +155,13 @@ static void schedule_does_not_matter(void **state)
         }
         fix_close(&f);
         o.threads = 3;
-        fix_open(&f, o);
-        result got = draft(&f, 50, 7, 3, 1, 17);
-        expect_same(&got, &want);
-        fix_close(&f);
+        for (int rows = 0; rows < 2; rows++) {
+            o.rows = rows;
+            fix_open(&f, o);
+            result got = draft(&f, 50, 7, 3, 1, 17);
+            expect_same(&got, &want);
+            fix_close(&f);
+        }
     }
 }
 
@@ -168,6 +171,7 @@ static void neighbours_do_not_matter(void **state)
     fix_options o = plain;
     o.isa = NULL;
     o.threads = 2;
+    o.rows = true;
     fixture f;
     fix_open(&f, o);
     enum { N = 12 }; /* more rows than one group holds */
