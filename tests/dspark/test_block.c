@@ -165,34 +165,43 @@ static void schedule_does_not_matter(void **state)
     }
 }
 
+/* The same request at place `at` among twelve, more than one group holds. */
+static void among_neighbours(fixture *f, size_t at, const result *want)
+{
+    enum { N = 12 };
+    unsigned char taken[FIX_PAGES] = {0};
+    int32_t table[N][8];
+    k3i_block_seq q[N];
+    for (size_t s = 0; s < N; s++) {
+        size_t p = s == at ? 20 : 3 + s;
+        fix_table(s + 1, p, taken, table[s]);
+        k3i_context_seq c = {.from = 0, .n_rows = p, .pos = 0, .blocks = table[s]};
+        k3i_dspark_context(&f->d, &f->run, &f->pool, f->acts, &c, 1);
+        q[s] = (k3i_block_seq){.pos = p, .anchor = s == at ? 42 : (int32_t)s, .blocks = table[s]};
+    }
+    int32_t ids[N * 7];
+    static float logits[N * 7 * FIX_VOCAB];
+    k3i_block b = {.n_seqs = N, .n_draft = 7, .seqs = q, .ids = ids, .logits = logits};
+    k3i_dspark_block(&f->d, &f->run, &f->pool, &b);
+    assert_memory_equal(ids + at * 7, want->ids, 7 * sizeof *ids);
+    assert_memory_equal(logits + at * 7 * FIX_VOCAB, want->logits, 7 * FIX_VOCAB * sizeof(float));
+}
+
 static void neighbours_do_not_matter(void **state)
 {
     (void)state;
     fix_options o = plain;
     o.isa = NULL;
     o.threads = 2;
-    o.rows = true;
-    fixture f;
-    fix_open(&f, o);
-    enum { N = 12 }; /* more rows than one group holds */
-    result want = draft(&f, 20, 7, 42, 3, 0);
-    unsigned char taken[FIX_PAGES] = {0};
-    int32_t table[N][8];
-    k3i_block_seq q[N];
-    for (size_t s = 0; s < N; s++) {
-        size_t p = s == 9 ? 20 : 3 + s;
-        fix_table(s + 1, p, taken, table[s]);
-        k3i_context_seq c = {.from = 0, .n_rows = p, .pos = 0, .blocks = table[s]};
-        k3i_dspark_context(&f.d, &f.run, &f.pool, f.acts, &c, 1);
-        q[s] = (k3i_block_seq){.pos = p, .anchor = s == 9 ? 42 : (int32_t)s, .blocks = table[s]};
+    for (int rows = 0; rows < 2; rows++) {
+        o.rows = rows;
+        fixture f;
+        fix_open(&f, o);
+        result want = draft(&f, 20, 7, 42, 3, 0);
+        for (size_t at = 0; at < 12; at += 3)
+            among_neighbours(&f, at, &want);
+        fix_close(&f);
     }
-    int32_t ids[N * 7];
-    static float logits[N * 7 * FIX_VOCAB];
-    k3i_block b = {.n_seqs = N, .n_draft = 7, .seqs = q, .ids = ids, .logits = logits};
-    k3i_dspark_block(&f.d, &f.run, &f.pool, &b);
-    assert_memory_equal(ids + 9 * 7, want.ids, 7 * sizeof *ids);
-    assert_memory_equal(logits + 9 * 7 * FIX_VOCAB, want.logits, 7 * FIX_VOCAB * sizeof(float));
-    fix_close(&f);
 }
 
 static void siblings_matter_unless_causal(void **state)
