@@ -15,27 +15,13 @@
 #define CONFIG_MAX_BYTES (1u << 20)
 #define MAX_RANKS (1 << 24)
 
-/* The names that Kimi-K3 gives to reserved ids, at their distance from the first one. */
 static const struct {
     int32_t at;
     const char *name;
 } special_names[] = {
-    {0, "[BOS]"},
-    {1, "[EOS]"},
-    {2, "<|end_of_msg|>"},
-    {3, "<|open|>"},
-    {4, "<|close|>"},
-    {5, "<|sep|>"},
-    {6, "[start_header_id]"},
-    {7, "[end_header_id]"},
-    {9, "[EOT]"},
-    {18, "<|media_begin|>"},
-    {19, "<|media_content|>"},
-    {20, "<|media_end|>"},
-    {21, "<|media_pad|>"},
-    {65, "<osagent_mode>"},
-    {254, "[UNK]"},
-    {255, "[PAD]"},
+#define SPECIAL(at, name) {at, name},
+#include "special.def"
+#undef SPECIAL
 };
 #define N_SPECIAL_NAMES (sizeof special_names / sizeof *special_names)
 

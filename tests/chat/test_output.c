@@ -1,27 +1,9 @@
 /* The output parser: the table of states, values, streaming, malformed output at every place. */
-#include "test.h"
+#include "published_tok.h"
 
 #include "chat.h"
 #include "json_text.h"
 #include "output.h"
-
-static k3i_tok *tok;
-
-static int open_tokenizer(void **state)
-{
-    (void)state;
-    k3i_err err;
-    if (k3i_tok_open(K3_TEST_DATA "/tokenizer", &tok, &err) != K3_OK)
-        fail_msg("%s", err.text);
-    return 0;
-}
-
-static int close_tokenizer(void **state)
-{
-    (void)state;
-    k3i_tok_free(tok);
-    return 0;
-}
 
 /* Shorthand of the test texts: {+x} is OPEN x SEP, {-x} is CLOSE x SEP, {.} is end of message;
  * everything else, also a marker spelled out, is ordinary text. */

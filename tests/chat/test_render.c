@@ -1,25 +1,8 @@
 /* The chat renderer against Moonshot's token counts and vectors of other implementations. */
 #include "golden.h"
+#include "published_tok.h"
 
 #include "chat.h"
-
-static k3i_tok *tok;
-
-static int open_tokenizer(void **state)
-{
-    (void)state;
-    k3i_err err;
-    if (k3i_tok_open(K3_TEST_DATA "/tokenizer", &tok, &err) != K3_OK)
-        fail_msg("%s", err.text);
-    return 0;
-}
-
-static int close_tokenizer(void **state)
-{
-    (void)state;
-    k3i_tok_free(tok);
-    return 0;
-}
 
 static yyjson_val *get(yyjson_val *o, const char *key)
 {

@@ -1,27 +1,9 @@
 /* The request reader and the renderer beyond the golden vectors: refusals, precedence, injection,
  * binding of pictures, numbers, failing memory. */
-#include "test.h"
+#include "published_tok.h"
 
 #include "chat.h"
 #include "json_text.h"
-
-static k3i_tok *tok;
-
-static int open_tokenizer(void **state)
-{
-    (void)state;
-    k3i_err err;
-    if (k3i_tok_open(K3_TEST_DATA "/tokenizer", &tok, &err) != K3_OK)
-        fail_msg("%s", err.text);
-    return 0;
-}
-
-static int close_tokenizer(void **state)
-{
-    (void)state;
-    k3i_tok_free(tok);
-    return 0;
-}
 
 static yyjson_doc *read_json(const char *text)
 {

@@ -23,23 +23,11 @@ static inline size_t small_vocabulary(char *m, char *c, size_t *ret_c)
     static const struct {
         int at;
         const char *name;
-    } names[] = {{0, "[BOS]"},
-                 {1, "[EOS]"},
-                 {2, "<|end_of_msg|>"},
-                 {3, "<|open|>"},
-                 {4, "<|close|>"},
-                 {5, "<|sep|>"},
-                 {6, "[start_header_id]"},
-                 {7, "[end_header_id]"},
-                 {9, "[EOT]"},
-                 {18, "<|media_begin|>"},
-                 {19, "<|media_content|>"},
-                 {20, "<|media_end|>"},
-                 {21, "<|media_pad|>"},
-                 {65, "<osagent_mode>"},
-                 {254, "[UNK]"},
-                 {255, "[PAD]"},
-                 {100, "<|reserved_token_358|>"}};
+    } names[] = {
+#define SPECIAL(at, name) {at, name},
+#include "special.def"
+#undef SPECIAL
+        {100, "<|reserved_token_358|>"}};
     size_t k = (size_t)sprintf(c, "{\"added_tokens_decoder\":{");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         k += (size_t)sprintf(c + k, "%s\"%d\":{\"content\":\"%s\",\"special\":true}",

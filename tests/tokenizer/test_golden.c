@@ -1,26 +1,7 @@
 /* The tokenizer against vectors of other implementations (tests/data/tokenizer/README.md says
  * whose). */
 #include "golden.h"
-
-#include "tokenizer.h"
-
-static k3i_tok *tok;
-
-static int open_tokenizer(void **state)
-{
-    (void)state;
-    k3i_err err;
-    if (k3i_tok_open(K3_TEST_DATA "/tokenizer", &tok, &err) != K3_OK)
-        fail_msg("%s", err.text);
-    return 0;
-}
-
-static int close_tokenizer(void **state)
-{
-    (void)state;
-    k3i_tok_free(tok);
-    return 0;
-}
+#include "published_tok.h"
 
 static uint64_t fnv1a_u32(uint64_t h, uint32_t v)
 {

@@ -30,84 +30,53 @@ static double mxfp4(const uint8_t *packed, const uint8_t *scale, size_t c)
     return (double)(e2m1[code] * k3i_from_e8m0(scale[c / 32]));
 }
 
+/* y[r, o] = sum over i < n of X W, both expressions of r, o and i. */
+#define PRODUCT(n_out, n, X, W)                 \
+    for (size_t r = 0; r < n_row; r++) {        \
+        for (size_t o = 0; o < n_out; o++) {    \
+            double sum = 0;                     \
+            for (size_t i = 0; i < n; i++)      \
+                sum += (X) * (W);               \
+            y[r * y_stride + o] = (float)sum;   \
+        }                                       \
+    }
+
 void k3i_gemm_bf16__ref(float *y, size_t y_stride, const k3i_bf16 *x, size_t x_stride,
                         const k3i_bf16 *w, size_t n_row, size_t n_out, size_t k)
 {
-    for (size_t r = 0; r < n_row; r++) {
-        for (size_t o = 0; o < n_out; o++) {
-            double sum = 0;
-            for (size_t i = 0; i < k; i++)
-                sum += (double)k3i_from_bf16(x[r * x_stride + i]) * weight(w, o * k + i);
-            y[r * y_stride + o] = (float)sum;
-        }
-    }
+    PRODUCT(n_out, k, (double)k3i_from_bf16(x[r * x_stride + i]), weight(w, o * k + i))
 }
 
 void k3i_gemm_f32__ref(float *y, size_t y_stride, const float *x, size_t x_stride,
                        const k3i_bf16 *w, size_t n_row, size_t n_out, size_t k)
 {
-    for (size_t r = 0; r < n_row; r++) {
-        for (size_t o = 0; o < n_out; o++) {
-            double sum = 0;
-            for (size_t i = 0; i < k; i++)
-                sum += (double)x[r * x_stride + i] * weight(w, o * k + i);
-            y[r * y_stride + o] = (float)sum;
-        }
-    }
+    PRODUCT(n_out, k, (double)x[r * x_stride + i], weight(w, o * k + i))
 }
 
 void k3i_gemm_wf32__ref(float *y, size_t y_stride, const float *x, size_t x_stride, const float *w,
                         size_t n_row, size_t n_out, size_t k)
 {
-    for (size_t r = 0; r < n_row; r++) {
-        for (size_t o = 0; o < n_out; o++) {
-            double sum = 0;
-            for (size_t i = 0; i < k; i++)
-                sum += (double)x[r * x_stride + i] * weight_f32(w, o * k + i);
-            y[r * y_stride + o] = (float)sum;
-        }
-    }
+    PRODUCT(n_out, k, (double)x[r * x_stride + i], weight_f32(w, o * k + i))
 }
 
 void k3i_gemm_mxfp4_bf16__ref(float *y, size_t y_stride, const k3i_bf16 *x, size_t x_stride,
                               const uint8_t *packed, const uint8_t *scale, size_t n_row,
                               size_t n_out, size_t k)
 {
-    for (size_t r = 0; r < n_row; r++) {
-        for (size_t o = 0; o < n_out; o++) {
-            double sum = 0;
-            for (size_t i = 0; i < k; i++)
-                sum += (double)k3i_from_bf16(x[r * x_stride + i]) *
-                       mxfp4(packed + o * (k / 2), scale + o * (k / 32), i);
-            y[r * y_stride + o] = (float)sum;
-        }
-    }
+    PRODUCT(n_out, k, (double)k3i_from_bf16(x[r * x_stride + i]),
+            mxfp4(packed + o * (k / 2), scale + o * (k / 32), i))
 }
 
 void k3i_gemm_mxfp4_f32__ref(float *y, size_t y_stride, const float *x, size_t x_stride,
                              const uint8_t *packed, const uint8_t *scale, size_t n_row,
                              size_t n_out, size_t k)
 {
-    for (size_t r = 0; r < n_row; r++) {
-        for (size_t o = 0; o < n_out; o++) {
-            double sum = 0;
-            for (size_t i = 0; i < k; i++)
-                sum += (double)x[r * x_stride + i] *
-                       mxfp4(packed + o * (k / 2), scale + o * (k / 32), i);
-            y[r * y_stride + o] = (float)sum;
-        }
-    }
+    PRODUCT(n_out, k, (double)x[r * x_stride + i],
+            mxfp4(packed + o * (k / 2), scale + o * (k / 32), i))
 }
 
 void k3i_gemm_t_f32__ref(float *y, size_t y_stride, const float *x, size_t x_stride,
                          const k3i_bf16 *w, size_t n_row, size_t n_in, size_t n_col)
 {
-    for (size_t r = 0; r < n_row; r++) {
-        for (size_t c = 0; c < n_col; c++) {
-            double sum = 0;
-            for (size_t o = 0; o < n_in; o++)
-                sum += (double)x[r * x_stride + o] * weight(w, o * n_col + c);
-            y[r * y_stride + c] = (float)sum;
-        }
-    }
+    PRODUCT(n_col, n_in, (double)x[r * x_stride + i], weight(w, i * n_col + o))
 }
