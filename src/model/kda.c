@@ -281,18 +281,19 @@ static void ask_state(const head_work *h)
 }
 
 /* Heads of sequences are dealt out by rows: a task belongs to the member in whose share of all
- * (head, row) pairs it begins. */
+ * (head, row) pairs it begins; to a member that works alone, if its rows are. */
 static void heads_member(void *arg, size_t i, size_t n)
 {
     const job *j = arg;
-    size_t from, to;
+    size_t from, to, pairs_of_head = j->run->n_parts > 0 ? 0 : j->step->n_rows;
     char *scratch = j->run->scratch + i * j->run->scratch_bytes;
-    k3i_team_split(j->m->kda.n_heads * j->step->n_rows, 1, i, n, &from, &to);
+    k3i_team_split(pairs_of_head > 0 ? j->m->kda.n_heads * pairs_of_head : j->step->n_rows, 1, i, n,
+                   &from, &to);
     head_work now = {0};
     for (size_t head = 0; head < j->m->kda.n_heads; head++) {
         for (size_t s = 0; s < j->step->n_seqs; s++) {
             const k3i_seq *seq = &j->step->seqs[s];
-            size_t start = head * j->step->n_rows + seq->from;
+            size_t start = head * pairs_of_head + seq->from;
             if (start < from || start >= to)
                 continue;
             head_work next = head_of(j, head, seq, scratch);

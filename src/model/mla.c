@@ -190,18 +190,21 @@ static void run_task(const job *j, task *t, char *scratch)
     leave_latent(j, t);
 }
 
-/* Tasks are dealt round robin, because those of later rows see more keys. */
+/* Tasks are dealt round robin, because those of later rows see more keys; a member that works alone
+ * takes those of its rows. */
 static void attention_member(void *arg, size_t i, size_t n)
 {
     const job *j = arg;
-    size_t number = 0;
+    size_t number = 0, from, to;
+    bool alone = j->run->n_parts > 0;
+    k3i_team_split(j->step->n_rows, 1, i, n, &from, &to);
     for (size_t s = 0; s < j->step->n_seqs; s++) {
         const k3i_seq *seq = &j->step->seqs[s];
         for (size_t r = 0; r < seq->n_rows; r += K3I_MLA_ROWS) {
             for (size_t g = 0; g < j->n_groups; g++, number++) {
                 size_t head = g * j->heads, rows = seq->n_rows - r,
                        heads = j->m->cfg->n_heads - head;
-                if (number % n != i)
+                if (alone ? seq->from < from || seq->from >= to : number % n != i)
                     continue;
                 task t = {.seq = seq,
                           .row = seq->from + r,

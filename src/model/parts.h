@@ -59,7 +59,8 @@ struct k3i_text_ws {
 
 /* A token mixer in three stages: _in reads ws->x [T, H] and projects, _mix lets rows see each
  * other, _out writes ws->a [T, H]. _in and _out work row by row and take a member's run as well as
- * the team's (k3i_run_as_member); all rows must have passed _in before _mix. */
+ * the team's (k3i_run_as_member); all rows of a sequence must have passed _in before _mix, which
+ * takes a member's run if no sequence is split between members. */
 void k3i_kda_in(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer);
 void k3i_kda_mix(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer);
 void k3i_kda_out(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer);

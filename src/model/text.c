@@ -251,18 +251,54 @@ static void rows_member(void *arg, size_t i, size_t n)
         j->after = s;
 }
 
-/* Members meet twice a layer, where rows see each other. */
+/* All layers, for a member whose rows are whole sequences. */
+static void apart_member(void *arg, size_t i, size_t n)
+{
+    rows_job *j = arg;
+    k3i_run own = k3i_run_as_member(j->run, i, n);
+    stage s = j->before;
+    s.run = &own;
+    for (size_t layer = 0; layer < j->m->cfg->n_layers; layer++) {
+        layer_in(j->m, &own, &s, layer);
+        layer_mix(j->m, &own, s.step, layer);
+        layer_out(j->m, &own, &s, layer);
+    }
+    j->m->ws->streamed[i] = own.weight_bytes;
+    if (i == 0)
+        j->after = s;
+}
+
+/* Whether every member's share of the rows begins with a sequence. */
+static bool sequences_are_whole(const k3i_step *step, size_t n)
+{
+    for (size_t i = 1, seq = 0; i < n; i++) {
+        size_t from, to;
+        k3i_team_split(step->n_rows, 1, i, n, &from, &to);
+        while (seq < step->n_seqs && step->seqs[seq].from < from)
+            seq++;
+        if (seq == step->n_seqs || step->seqs[seq].from != from)
+            return false;
+    }
+    return true;
+}
+
+/* Members meet twice a layer, where rows see each other, or not at all. */
 static void by_rows(k3i_text *m, stage *s, k3i_run *run)
 {
     rows_job j = {.m = m, .run = run, .before = *s};
+    size_t L = m->cfg->n_layers;
     memset(m->ws->streamed, 0, run->n_members * sizeof *m->ws->streamed);
-    for (j.layer = 0; j.layer <= m->cfg->n_layers; j.layer++) {
-        k3i_team_run(run->team, rows_member, &j);
-        j.before = j.after;
-        if (j.layer < m->cfg->n_layers)
-            layer_mix(m, run, s->step, j.layer);
+    if (sequences_are_whole(s->step, run->n_members)) {
+        k3i_team_run(run->team, apart_member, &j);
+    } else {
+        for (j.layer = 0; j.layer <= L; j.layer++) {
+            k3i_team_run(run->team, rows_member, &j);
+            j.before = j.after;
+            if (j.layer < L)
+                layer_mix(m, run, s->step, j.layer);
+        }
     }
-    *s = j.before;
+    *s = j.after;
     s->run = run;
     for (size_t i = 0; i < run->n_members; i++)
         run->weight_bytes += m->ws->streamed[i];
