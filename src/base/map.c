@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -111,4 +112,12 @@ out:
     k3i_free(text);
     close(fd);
     return st;
+}
+
+k3_status k3i_read_in(const char *dir, const char *name, size_t max_bytes, char ret_path[K3I_PATH],
+                      char **ret, size_t *ret_bytes, k3i_err *err)
+{
+    if ((size_t)snprintf(ret_path, K3I_PATH, "%s/%s", dir, name) >= K3I_PATH)
+        return k3i_fail(err, K3_E_LIMIT, "%.100s...: the path is too long", dir);
+    return k3i_read_file(ret_path, max_bytes, ret, ret_bytes, err);
 }

@@ -18,4 +18,10 @@ void k3i_map_close(k3i_map *map);
 k3_status k3i_read_file(const char *path, size_t max_bytes, char **ret, size_t *ret_bytes,
                         k3i_err *err);
 
+/* The same for the file `name` in the folder `dir`. Its path stays in ret_path, for what else is to
+ * be said about it. */
+#define K3I_PATH 4096
+k3_status k3i_read_in(const char *dir, const char *name, size_t max_bytes, char ret_path[K3I_PATH],
+                      char **ret, size_t *ret_bytes, k3i_err *err);
+
 #endif

@@ -383,12 +383,10 @@ k3_status k3i_config_parse(const char *name, const char *text, size_t n, k3i_con
 
 k3_status k3i_config_read(const char *dir, k3i_config *ret, k3i_err *err)
 {
-    char path[4096];
+    char path[K3I_PATH];
     char *text;
     size_t n;
-    if ((size_t)snprintf(path, sizeof path, "%s/config.json", dir) >= sizeof path)
-        return k3i_fail(err, K3_E_LIMIT, "%.100s...: the path is too long", dir);
-    k3_status st = k3i_read_file(path, K3I_CONFIG_MAX_BYTES, &text, &n, err);
+    k3_status st = k3i_read_in(dir, "config.json", K3I_CONFIG_MAX_BYTES, path, &text, &n, err);
     if (st != K3_OK)
         return st;
     st = k3i_config_parse(path, text, n, ret, err);

@@ -16,7 +16,6 @@
 #include <string.h>
 
 enum {
-    BLOCK_TOKENS = 64,
     MAX_PROMPTS = 4096,
     MAX_ROUNDS = 100, /* as in options.def */
     MAX_FILE = 16 << 20
@@ -103,10 +102,10 @@ static k3_status open_side(bench *b, const k3i_spec_config *spec, side *s)
         st = k3_query(s->engine, &info);
     if (st != K3_OK)
         return st;
-    int32_t pages = (length + K3_MAX_WIDTH) / BLOCK_TOKENS + 1;
+    int32_t pages = (length + K3_MAX_WIDTH) / K3I_CLI_BLOCK_TOKENS + 1;
     const k3i_sched_config config = {.engine = s->engine,
                                      .num_blocks = pages * (int32_t)b->users + 1,
-                                     .block_tokens = BLOCK_TOKENS,
+                                     .block_tokens = K3I_CLI_BLOCK_TOKENS,
                                      .no_prefix_caching = true,
                                      .speculative_tokens = info.draft_tokens,
                                      .is_fixed_width = spec->is_fixed};

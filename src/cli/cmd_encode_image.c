@@ -1,5 +1,5 @@
-/* cmd_encode_image.c: what a picture becomes: its size and patches, and the rows that the text model reads in its
- * place. */
+/* cmd_encode_image.c: what a picture becomes: its size and patches, and the rows that the text model
+ * reads in its place. */
 #include "args.h"
 #include "pictures.h"
 #include "progress.h"

@@ -5,14 +5,13 @@
 #include "bind.h"
 #include "cost.h"
 #include "report.h"
+#include "session.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <yyjson.h>
-
-#define BLOCK_TOKENS 64 /* as in session.c */
 
 typedef struct {
     k3i_target target;
@@ -171,7 +170,7 @@ static k3_status make_plan(const k3i_args *args, facts *f, k3i_err *err)
     f->info.size = sizeof f->info;
     f->layout.size = sizeof f->layout;
     st = k3_query(engine, &f->info);
-    int64_t pages = (f->info.max_model_len + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+    int64_t pages = (f->info.max_model_len + K3I_CLI_BLOCK_TOKENS - 1) / K3I_CLI_BLOCK_TOKENS;
     int64_t blocks = 1 + pages * f->info.max_num_seqs;
     if (st == K3_OK && blocks > INT32_MAX) {
         st = k3i_fail(err, K3_E_OPTION, "%" PRId64 " pages are more than an engine can have",
@@ -179,7 +178,7 @@ static k3_status make_plan(const k3i_args *args, facts *f, k3i_err *err)
     } else if (st == K3_OK) {
         f->kv = (k3_kv_config){.size = sizeof f->kv,
                                .num_blocks = (int32_t)blocks,
-                               .block_tokens = BLOCK_TOKENS,
+                               .block_tokens = K3I_CLI_BLOCK_TOKENS,
                                .n_slots = f->info.max_num_seqs};
         st = k3_kv_plan(engine, &f->kv, &f->layout);
         if (st != K3_OK)

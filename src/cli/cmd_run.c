@@ -1,6 +1,6 @@
 /* cmd_run.c: continues a prompt, greedily or sampled, and streams what comes. The text of a prompt
- * is ordinary text: no chat format, and names of special tokens in it stay text. Pictures stand where
- * the prompt has marks (in ids: placeholders), or before it. */
+ * is ordinary text: no chat format, and names of special tokens in it stay text. Pictures stand
+ * where the prompt has marks (in ids: placeholders), or before it. */
 #include "args.h"
 #include "config.h"
 #include "ids.h"
@@ -12,9 +12,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
-
-/* Tokens of a page: small against a sequence, large against a table entry. */
-enum { BLOCK_TOKENS = 64 };
 
 typedef struct {
     const k3i_args *args;
@@ -193,10 +190,11 @@ static k3_status make_scheduler(run_state *r)
     if (st == K3_OK)
         st = k3_query(r->engine, &info);
     if (st == K3_OK) {
+        int64_t pages = (longest + K3I_CLI_BLOCK_TOKENS - 1) / K3I_CLI_BLOCK_TOKENS;
         const k3i_sched_config config = {
             .engine = r->engine,
-            .num_blocks = (int32_t)((longest + BLOCK_TOKENS - 1) / BLOCK_TOKENS) + 1,
-            .block_tokens = BLOCK_TOKENS,
+            .num_blocks = (int32_t)pages + 1,
+            .block_tokens = K3I_CLI_BLOCK_TOKENS,
             .no_prefix_caching = true,
             .speculative_tokens = info.draft_tokens,
             .is_fixed_width = spec.is_fixed};

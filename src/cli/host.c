@@ -1,11 +1,12 @@
 /* host.c: options of the engine, size of the KV cache, start of the engine thread. */
 #include "host.h"
 
+#include "session.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <yyjson.h>
 
 static void log_engine(void *user, int32_t level, const char *text)
 {
@@ -14,39 +15,13 @@ static void log_engine(void *user, int32_t level, const char *text)
         fprintf(stderr, "k3: %s\n", text);
 }
 
-/* The JSON text of k3_open; free() it. NULL if memory is out. */
-static char *open_options(const k3i_args *args, const k3i_host_config *config,
-                          const k3i_spec_config *spec)
-{
-    yyjson_mut_doc *doc = yyjson_mut_doc_new(NULL);
-    yyjson_mut_val *root = yyjson_mut_obj(doc);
-    yyjson_mut_doc_set_root(doc, root);
-    const char *isa = k3i_arg_text(args, "isa");
-    if (isa == NULL)
-        isa = getenv("K3_ISA");
-    bool ok =
-        yyjson_mut_obj_add_str(doc, root, "model", config->model) &&
-        yyjson_mut_obj_add_str(doc, root, "mode", k3i_arg_text(args, "mode")) &&
-        yyjson_mut_obj_add_int(doc, root, "threads", k3i_arg_int(args, "threads")) &&
-        yyjson_mut_obj_add_int(doc, root, "max_num_seqs", config->max_num_seqs) &&
-        yyjson_mut_obj_add_int(doc, root, "max_num_batched_tokens", config->max_num_batched_tokens);
-    if (ok && k3i_arg_given(args, "max-model-len"))
-        ok = yyjson_mut_obj_add_int(doc, root, "max_model_len", k3i_arg_int(args, "max-model-len"));
-    if (ok && spec->model != NULL)
-        ok = yyjson_mut_obj_add_str(doc, root, "draft", spec->model) &&
-             yyjson_mut_obj_add_int(doc, root, "num_speculative_tokens", spec->tokens);
-    if (ok && isa != NULL)
-        ok = yyjson_mut_obj_add_str(doc, root, "isa", isa);
-    char *text = ok ? yyjson_mut_write(doc, YYJSON_WRITE_NOFLAG, NULL) : NULL;
-    yyjson_mut_doc_free(doc);
-    return text;
-}
-
 static k3_status open_engine(const k3i_args *args, const k3i_host_config *config, k3i_host *h,
                              k3i_err *err)
 {
     char why[512];
-    char *options = open_options(args, config, &h->spec);
+    int32_t max_len = (int32_t)k3i_arg_int(args, "max-model-len"); /* 0: not given */
+    char *options = k3i_open_options(args, max_len, config->max_num_batched_tokens,
+                                     config->max_num_seqs, &h->spec);
     if (options == NULL)
         return k3i_fail(err, K3_E_NOMEM, "out of memory");
     k3_status st = k3_open(options, log_engine, NULL, &h->engine, why, sizeof why);

@@ -39,7 +39,9 @@ k3_status k3i_read_stream(FILE *f, const char *name, k3i_buf *ret, k3i_err *err)
         if (st != K3_OK)
             return st;
     }
-    return ferror(f) ? k3i_fail(err, K3_E_IO, "%s: cannot be read: %s", name, strerror(errno)) : K3_OK;
+    if (ferror(f))
+        return k3i_fail(err, K3_E_IO, "%s: cannot be read: %s", name, strerror(errno));
+    return K3_OK;
 }
 
 k3_status k3i_write_text(FILE *f, const char *text, size_t n, k3i_err *err)

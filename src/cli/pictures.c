@@ -1,6 +1,6 @@
-/* pictures.c: see pictures.h. A picture in a prompt is begin, "image WxH", content, one placeholder a row,
- * end (vision 3.6); what is bound to what is remembered as positions, never searched for in ids that
- * came from text. */
+/* pictures.c: see pictures.h. A picture in a prompt is begin, "image WxH", content, one placeholder
+ * a row, end (vision 3.6); what is bound to what is remembered as positions, never searched for in
+ * ids that came from text. */
 #include "pictures.h"
 
 #include "ids.h"
@@ -107,12 +107,17 @@ static k3_status place_block(k3i_pictures *p, const k3i_tok *tok, k3i_ids *ids, 
     return st == K3_OK ? k3i_ids_add(ids, special->media_end, err) : st;
 }
 
+static const char *find_mark(const char *from, const char *end)
+{
+    return memmem(from, (size_t)(end - from), K3I_PICTURE_MARK, strlen(K3I_PICTURE_MARK));
+}
+
 k3_status k3i_pictures_place_text(k3i_pictures *p, const k3i_tok *tok, const char *text, size_t n,
                                   k3i_ids *ret, k3i_err *err)
 {
     const size_t mark = strlen(K3I_PICTURE_MARK);
     size_t n_marks = 0;
-    for (const char *at = text; p->n > 0 && (at = memmem(at, (size_t)(text + n - at), K3I_PICTURE_MARK, mark)) != NULL; at += mark)
+    for (const char *at = text; p->n > 0 && (at = find_mark(at, text + n)) != NULL; at += mark)
         n_marks++;
     if (n_marks != 0 && n_marks != p->n)
         return k3i_fail(err, K3_E_OPTION, "the prompt has %zu marks %s for %zu pictures", n_marks,
@@ -121,7 +126,7 @@ k3_status k3i_pictures_place_text(k3i_pictures *p, const k3i_tok *tok, const cha
     while (n_marks == 0 && p->n_placed < p->n && st == K3_OK)
         st = place_block(p, tok, ret, err);
     for (const char *from = text, *end = text + n; st == K3_OK;) {
-        const char *at = n_marks > 0 ? memmem(from, (size_t)(end - from), K3I_PICTURE_MARK, mark) : NULL;
+        const char *at = n_marks > 0 ? find_mark(from, end) : NULL;
         st = k3i_tok_encode(tok, from, (size_t)((at != NULL ? at : end) - from), K3I_TOK_PLAIN, ret,
                             err);
         if (at == NULL)

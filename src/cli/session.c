@@ -8,12 +8,8 @@
 #include <string.h>
 #include <yyjson.h>
 
-#define BLOCK_TOKENS \
-    64 /* tokens of a page: small against a sequence, large against a table entry */
-
-/* The JSON text of k3_open; free() it. NULL if memory is out. */
-static char *open_options(const k3i_args *args, int32_t max_len, int32_t chunk, int32_t n_seqs,
-                          const k3i_spec_config *spec)
+char *k3i_open_options(const k3i_args *args, int32_t max_len, int32_t chunk, int32_t n_seqs,
+                       const k3i_spec_config *spec)
 {
     yyjson_mut_doc *doc = yyjson_mut_doc_new(NULL);
     yyjson_mut_val *root = yyjson_mut_obj(doc);
@@ -25,8 +21,9 @@ static char *open_options(const k3i_args *args, int32_t max_len, int32_t chunk, 
               yyjson_mut_obj_add_str(doc, root, "mode", k3i_arg_text(args, "mode")) &&
               yyjson_mut_obj_add_int(doc, root, "threads", k3i_arg_int(args, "threads")) &&
               yyjson_mut_obj_add_int(doc, root, "max_num_seqs", n_seqs) &&
-              yyjson_mut_obj_add_int(doc, root, "max_num_batched_tokens", chunk) &&
-              yyjson_mut_obj_add_int(doc, root, "max_model_len", max_len);
+              yyjson_mut_obj_add_int(doc, root, "max_num_batched_tokens", chunk);
+    if (ok && max_len > 0)
+        ok = yyjson_mut_obj_add_int(doc, root, "max_model_len", max_len);
     if (ok && isa != NULL)
         ok = yyjson_mut_obj_add_str(doc, root, "isa", isa);
     if (ok && spec != NULL && spec->model != NULL)
@@ -45,7 +42,7 @@ static k3_status engine_fail(const k3i_session *s, k3_status st, k3i_err *err)
 
 static k3_status init_kv(k3i_session *s, int32_t max_len, k3i_err *err)
 {
-    s->n_blocks = (max_len + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+    s->n_blocks = (max_len + K3I_CLI_BLOCK_TOKENS - 1) / K3I_CLI_BLOCK_TOKENS;
     s->table = k3i_alloc_array((size_t)s->n_blocks, sizeof *s->table);
     if (s->table == NULL)
         return k3i_fail(err, K3_E_NOMEM, "no memory for %d pages", (int)s->n_blocks);
@@ -53,7 +50,7 @@ static k3_status init_kv(k3i_session *s, int32_t max_len, k3i_err *err)
         s->table[i] = i + 1;
     const k3_kv_config kv = {.size = sizeof kv,
                              .num_blocks = s->n_blocks + 1,
-                             .block_tokens = BLOCK_TOKENS,
+                             .block_tokens = K3I_CLI_BLOCK_TOKENS,
                              .n_slots = 1};
     k3_status st = k3_kv_init(s->engine, &kv, NULL);
     return st == K3_OK ? K3_OK : engine_fail(s, st, err);
@@ -77,7 +74,7 @@ k3_status k3i_engine_open_many(const k3i_args *args, int32_t max_len, int32_t ch
                                const k3i_spec_config *spec, k3_engine **ret, k3i_err *err)
 {
     char text[K3I_ERR_TEXT];
-    char *options = open_options(args, max_len, chunk, n_seqs, spec);
+    char *options = k3i_open_options(args, max_len, chunk, n_seqs, spec);
     if (options == NULL)
         return k3i_fail(err, K3_E_NOMEM, "no memory");
     k3i_progress_note("loading", k3i_arg_text(args, "model"));
@@ -127,7 +124,7 @@ k3_status k3i_session_forward(k3i_session *s, const int32_t *ids, int32_t n, boo
 {
     const int32_t q_start[2] = {0, n}, slot = 0, no_spec = 0;
     const int32_t slot_op = s->started ? K3_SLOT_KEEP : K3_SLOT_RESET;
-    const int32_t used = (s->n_ctx + n + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+    const int32_t used = (s->n_ctx + n + K3I_CLI_BLOCK_TOKENS - 1) / K3I_CLI_BLOCK_TOKENS;
     const int32_t mla_off[2] = {0, used};
     int32_t last = n - 1;
     int32_t *rows = &last;

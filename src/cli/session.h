@@ -7,6 +7,9 @@
 
 #include <stddef.h>
 
+/* Tokens of a page: small against a sequence, large against a table entry. */
+enum { K3I_CLI_BLOCK_TOKENS = 64 };
+
 typedef struct {
     k3_engine *engine;
     k3_info info;
@@ -15,6 +18,11 @@ typedef struct {
     int32_t n_ctx; /* tokens committed */
     bool started;  /* the slot holds the sequence */
 } k3i_session;
+
+/* The JSON text of k3_open for --model, --threads, --mode and --isa (or K3_ISA); free() it. max_len
+ * 0: the engine's own; spec NULL, or without a model: no draft. NULL if memory is out. */
+char *k3i_open_options(const k3i_args *args, int32_t max_len, int32_t chunk, int32_t n_seqs,
+                       const k3i_spec_config *spec);
 
 /* Opens --model with --threads, --mode and --isa (or K3_ISA) for one sequence of at most max_len
  * tokens, computed at most `chunk` at a time, and the draft of `spec` if there is one (NULL: none).

@@ -188,12 +188,10 @@ k3_status k3i_image_settings_parse(const char *text, size_t n, const char *name,
 
 k3_status k3i_image_settings_read(const char *dir, k3i_image_settings *ret, k3i_err *err)
 {
-    char path[4096];
-    if (snprintf(path, sizeof path, "%s/%s", dir, FILE_NAME) >= (int)sizeof path)
-        return k3i_fail(err, K3_E_IO, "the path of %s is too long", FILE_NAME);
+    char path[K3I_PATH];
     char *text;
     size_t n;
-    k3_status st = k3i_read_file(path, MAX_FILE_BYTES, &text, &n, err);
+    k3_status st = k3i_read_in(dir, FILE_NAME, MAX_FILE_BYTES, path, &text, &n, err);
     if (st != K3_OK)
         return st;
     st = k3i_image_settings_parse(text, n, path, ret, err);

@@ -369,12 +369,8 @@ k3_status k3i_tok_open(const char *dir, k3i_tok **ret, k3i_err *err)
     size_t bytes[2];
     k3_status st = K3_OK;
     for (int i = 0; i < 2 && st == K3_OK; i++) {
-        char path[4096];
-        int n = snprintf(path, sizeof path, "%s/%s", dir, name[i]);
-        if (n < 0 || (size_t)n >= sizeof path)
-            st = k3i_fail(err, K3_E_LIMIT, "the path of %s is too long", name[i]);
-        else
-            st = k3i_read_file(path, max_bytes[i], &text[i], &bytes[i], err);
+        char path[K3I_PATH];
+        st = k3i_read_in(dir, name[i], max_bytes[i], path, &text[i], &bytes[i], err);
     }
     if (st == K3_OK) {
         st = k3i_tok_parse(text[0], bytes[0], text[1], bytes[1], ret, err);
