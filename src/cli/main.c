@@ -29,7 +29,7 @@ static int run(const k3i_command *command, int argc, char **argv)
     return st == K3_OK ? command->run(&args) : k3i_report(&args, &err);
 }
 
-int main(int argc, char **argv)
+static int dispatch(int argc, char **argv)
 {
     k3i_err err;
     if (k3i_env_check(&err) != K3_OK)
@@ -51,4 +51,15 @@ int main(int argc, char **argv)
     k3i_fail(&err, K3_E_OPTION, "unknown %s '%s': k3 help lists the commands",
              name[0] == '-' ? "option" : "command", name);
     return fail(&err);
+}
+
+int main(int argc, char **argv)
+{
+    int code = dispatch(argc, argv);
+    /* What was printed must have arrived, also where nobody looked at each call. */
+    if (code == K3I_EXIT_OK && (fflush(stdout) != 0 || ferror(stdout))) {
+        fprintf(stderr, "k3: the output cannot be written\n");
+        code = K3I_EXIT_FAILED;
+    }
+    return code;
 }

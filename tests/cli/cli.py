@@ -24,6 +24,14 @@ def run(*args, stdin=b"", env=None, ok=True):
     return p.stdout, p.stderr
 
 
+def unwritable(*args, stdin=b""):
+    """Standard output is full: the call fails and says so."""
+    with open("/dev/full", "wb") as full:
+        p = subprocess.run([K3, *map(str, args)], input=stdin, stdout=full, stderr=subprocess.PIPE, timeout=300)
+    if p.returncode != 1 or b"cannot be written" not in p.stderr:
+        raise AssertionError(f"k3 {' '.join(map(str, args))}: exit {p.returncode}: {p.stderr.decode()}")
+
+
 def refused(*args, word, **kw):
     """The call fails, prints nothing but one line on stderr, and names `word`."""
     out, err = run(*args, ok=False, **kw)

@@ -230,6 +230,14 @@ class Refusals(unittest.TestCase):
         refused("logits", "-m", a, "--ids", "1", "-o", "/dev/full", word="/dev/full")
         refused("logits", "-m", a, "--ids", "1", "--threads", "-1", "-o", "-", word="threads")
 
+    def test_full_disk(self):
+        a = model("A")
+        for args in (("help",), ("help", "run"), ("run", "-h"), ("--version",), ("info", a), ("info", a, "--json"),
+                     ("run", a, "--ids", "1", "--output-ids"), ("logits", a, "--ids", "1", "-o", "-")):
+            cli.unwritable(*args)
+        cli.unwritable("tokenize", Tokenizer.tok, stdin=b"x")
+        cli.unwritable("detokenize", Tokenizer.tok, stdin=b"5")
+
     def test_environment(self):
         refused("info", "-m", model("A"), env={"K3_ISSA": "ref"}, word="K3_ISSA")
 
