@@ -494,7 +494,11 @@ static void missing_folder_and_files(void **state)
 {
     (void)state;
     char dir[64];
-    expect_refused("/nonexistent", K3_E_IO, "/nonexistent/config.json", NULL);
+    expect_refused("/nonexistent", K3_E_IO, "/nonexistent: no such folder", NULL);
+    folder_copy(ONE, dir);
+    unlink(path_of(dir, "config.json"));
+    expect_refused(dir, K3_E_IO, "/config.json: no such file", NULL);
+    folder_remove(dir);
     folder_copy(ONE, dir);
     unlink(path_of(dir, "model.safetensors"));
     expect_refused(dir, K3_E_CHECKPOINT, "holds no", NULL);
