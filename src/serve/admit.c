@@ -15,7 +15,7 @@ static int32_t pages_for(const k3i_sched *s, int32_t tokens)
     return (tokens + s->config.block_tokens - 1) / s->config.block_tokens;
 }
 
-static void undo(k3i_sched *s, k3i_request *r)
+void k3i_sched_drop_pages(k3i_sched *s, k3i_request *r)
 {
     if (r->hit_snap >= 0)
         k3i_prefix_unpin(s->prefix, r->hit_snap);
@@ -42,11 +42,11 @@ static bool take_pages(k3i_sched *s, k3i_request *r, const k3i_hit *hit, k3i_slo
      */
     int32_t available = s->pool.n_free + s->pool.n_evictable - spare - s->n_running;
     if (total - shared > available || !k3i_sched_reserve(s, r, r->n_tokens)) {
-        undo(s, r);
+        k3i_sched_drop_pages(s, r);
         return false;
     }
     if (tail >= 0 && k3_kv_copy(s->config.engine, tail, r->table[shared]) != K3_OK) {
-        undo(s, r);
+        k3i_sched_drop_pages(s, r);
         return false;
     }
     return true;

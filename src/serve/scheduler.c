@@ -237,12 +237,7 @@ bool k3i_sched_is_idle(const k3i_sched *s)
 /* Gives back everything a running request holds in the engine. */
 static void release(k3i_sched *s, k3i_request *r)
 {
-    if (r->hit_snap >= 0)
-        k3i_prefix_unpin(s->prefix, r->hit_snap);
-    r->hit_snap = -1;
-    for (int32_t i = 0; i < r->n_table; i++)
-        k3i_pool_unref(&s->pool, r->table[i]);
-    r->n_table = 0;
+    k3i_sched_drop_pages(s, r);
     r->n_draft = 0;
     k3i_sched_release_images(s, r, r->n_prompt);
     if (r->slot < 0)

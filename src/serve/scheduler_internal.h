@@ -91,6 +91,8 @@ void k3i_sched_release_images(k3i_sched *s, k3i_request *r, int32_t before);
 
 /* admit.c */
 void k3i_sched_admit(k3i_sched *s);
+/* Gives back the pages of r and the snapshot that it began from. */
+void k3i_sched_drop_pages(k3i_sched *s, k3i_request *r);
 
 /* step.c plans and runs; sample.c decides. */
 void k3i_sched_sample(k3i_sched *s, k3i_lane *lane, k3i_finish *ret_finish, k3i_err *err);
