@@ -166,6 +166,9 @@ k3_status k3i_metrics_write(k3i_api *api, k3i_buf *ret, k3i_err *err)
     gauge(&w, "engine_sleep_state", "1 while the engine is awake.", 1);
     cache_config(&w, api);
     finished(&w, &s);
+    head(&w, "engine_seconds", "_total", "counter",
+         "Time inside the engine's calls; the rest of a busy server's time is its own.");
+    sample(&w, "engine_seconds", "_total", "", (double)s.engine_ns * 1e-9);
 #define COUNTER(field, name, help) counter(&w, name, help, s.field);
 #define HISTOGRAM(field, name, help, bounds) histogram(&w, name, help, &s.field);
 #include "metrics.def"

@@ -6,6 +6,7 @@
 #include "server.h"
 
 #include "call.h"
+#include "crowd.h"
 #include "metrics.h"
 #include "page.h"
 #include "watch.h"
@@ -22,7 +23,9 @@
 
 /* DROP_BYTES: how much of a refused body is read, so that the client gets to see the answer.
  * SPARE: connections beyond the limit that are open at a time, to be told so; those that ask
- * nothing within SPARE_SECONDS are closed. OTHER_FILES: descriptors that are no connections. */
+ * nothing within SPARE_SECONDS are closed. OTHER_FILES: descriptors that are no connections.
+ * PATIENCE: a request arrives within so many idle timeouts, of which one may pass before it begins.
+ */
 enum {
     MAX_JOBS = 1024,
     HEADER_BYTES = 32768,
@@ -30,7 +33,8 @@ enum {
     DROP_BYTES = 1 << 20,
     SPARE = 64,
     SPARE_SECONDS = 2,
-    OTHER_FILES = 128
+    OTHER_FILES = 128,
+    PATIENCE = 2
 };
 
 /* A connection with a request on it. */
@@ -54,8 +58,8 @@ struct k3i_server {
     struct MHD_Daemon *daemon;
     k3i_watch *watch;
     int32_t port;
-    int32_t n_connections, max_connections; /* MHD's thread */
-    pthread_mutex_t lock;                   /* guards links, jobs and the flags below */
+    k3i_crowd crowd;
+    pthread_mutex_t lock; /* guards links, jobs and the flags below */
     pthread_cond_t job_ready;
     link_t *links;
     uint64_t last_id;
@@ -105,6 +109,13 @@ static void cancel_all(k3i_api_call *c)
 {
     for (int32_t i = 0; i < c->n_choices; i++)
         k3i_request_cancel(c->choice[i].req);
+}
+
+/* The watcher's thread. */
+static void on_tick(void *user)
+{
+    k3i_server *s = user;
+    k3i_crowd_sweep(&s->crowd);
 }
 
 /* The watcher's thread. A worker that still reads the request finishes first, and sees is_gone. */
@@ -487,6 +498,13 @@ static enum MHD_Result answer_get(link_t *l, const char *path, const char *metho
     return send_fault(l, &l->fault);
 }
 
+static k3i_seat *seat_of(struct MHD_Connection *connection)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return info == NULL ? NULL : info->socket_context;
+}
+
 /* MHD: once for the head, then for pieces of the body, then with nothing left, again after
  * resuming. */
 static enum MHD_Result answer(void *cls, struct MHD_Connection *connection, const char *path,
@@ -496,9 +514,8 @@ static enum MHD_Result answer(void *cls, struct MHD_Connection *connection, cons
     k3i_server *s = cls;
     (void)version;
     if (*state == NULL) {
-        const union MHD_ConnectionInfo *info =
-            MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-        if (info != NULL && info->socket_context != NULL)
+        const k3i_seat *seat = seat_of(connection);
+        if (seat != NULL && seat->is_excess)
             return send_too_many(connection);
         if (begin(s, connection, path, method, state) == MHD_NO)
             return MHD_NO;
@@ -512,12 +529,13 @@ static enum MHD_Result answer(void *cls, struct MHD_Connection *connection, cons
         *n = 0;
         return result;
     }
+    if (l->id != 0)
+        return continue_call(l);
+    k3i_crowd_expect(&s->crowd, seat_of(connection), false);
     if (l->fault.status != 0)
         return send_fault(l, &l->fault);
     if (l->call == NULL)
         return answer_get(l, path, method);
-    if (l->id != 0)
-        return continue_call(l);
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
     l->fd = info == NULL ? -1 : info->connect_fd;
@@ -538,9 +556,10 @@ static void completed(void *cls, struct MHD_Connection *connection, void **state
 {
     k3i_server *s = cls;
     link_t *l = *state;
-    (void)connection, (void)code;
+    (void)code;
     if (l == NULL)
         return;
+    k3i_crowd_expect(&s->crowd, seat_of(connection), true);
     if (l->fd >= 0)
         k3i_watch_remove(s->watch, l->fd);
     pthread_mutex_lock(&s->lock);
@@ -563,19 +582,22 @@ static void completed(void *cls, struct MHD_Connection *connection, void **state
     k3i_free(l);
 }
 
-/* Marks connections beyond the limit by a context. */
+/* Each connection's context is its seat. */
 static void connected(void *cls, struct MHD_Connection *connection, void **context,
                       enum MHD_ConnectionNotificationCode code)
 {
     k3i_server *s = cls;
     if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
-        s->n_connections--;
+        k3i_crowd_leave(&s->crowd, *context);
         return;
     }
-    if (++s->n_connections <= s->max_connections)
-        return;
-    *context = s;
-    MHD_set_connection_option(connection, MHD_CONNECTION_OPTION_TIMEOUT, (unsigned)SPARE_SECONDS);
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    k3i_seat *seat = info == NULL ? NULL : k3i_crowd_enter(&s->crowd, info->connect_fd);
+    *context = seat;
+    if (seat != NULL && seat->is_excess)
+        MHD_set_connection_option(connection, MHD_CONNECTION_OPTION_TIMEOUT,
+                                  (unsigned)SPARE_SECONDS);
 }
 
 /* ---- start and stop ----------------------------------------------------------------------------
@@ -608,21 +630,21 @@ static k3_status resolve(const char *host, int32_t port, struct sockaddr_storage
 }
 
 /* Without a descriptor a connection cannot even be refused. */
-static void limit_connections(k3i_server *s)
+static int32_t max_connections(const k3i_api_config *config)
 {
-    const k3i_api_config *config = s->api->config;
     struct rlimit files;
-    s->max_connections = config->max_connections;
+    int32_t max = config->max_connections;
     if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == RLIM_INFINITY ||
-        files.rlim_cur >= (rlim_t)(s->max_connections + SPARE + OTHER_FILES))
-        return;
-    int32_t most = (int32_t)files.rlim_cur - SPARE - OTHER_FILES;
-    s->max_connections = most > 16 ? most : 16;
+        files.rlim_cur >= (rlim_t)max + SPARE + OTHER_FILES)
+        return max;
+    max = (int32_t)files.rlim_cur - SPARE - OTHER_FILES;
+    max = max > 16 ? max : 16;
     char text[96];
     snprintf(text, sizeof text, "%d open files are allowed here: %d connections at most",
-             (int)files.rlim_cur, (int)s->max_connections);
+             (int)files.rlim_cur, (int)max);
     if (config->log != NULL)
         config->log(config->log_user, 2, text);
+    return max;
 }
 
 static k3_status start_workers(k3i_server *s, k3i_err *err)
@@ -650,6 +672,7 @@ static void free_server(k3i_server *s)
         MHD_stop_daemon(s->daemon);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->job_ready);
+    k3i_crowd_done(&s->crowd);
     k3i_free(s->workers);
     k3i_free(s);
 }
@@ -667,8 +690,9 @@ k3_status k3i_server_start(k3i_api *api, const char *host, int32_t port, k3i_ser
     s->api = api;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->job_ready, NULL);
-    limit_connections(s);
-    status = k3i_watch_new(on_gone, s, &s->watch, err);
+    k3i_crowd_init(&s->crowd, max_connections(api->config),
+                   PATIENCE * INT64_C(1000000000) * api->config->idle_timeout_s);
+    status = k3i_watch_new(on_gone, on_tick, s, &s->watch, err);
     if (status == K3_OK)
         status = start_workers(s, err);
     if (status != K3_OK) {
@@ -682,7 +706,7 @@ k3_status k3i_server_start(k3i_api *api, const char *host, int32_t port, k3i_ser
         flags, (uint16_t)port, NULL, NULL, answer, s, MHD_OPTION_EXTERNAL_LOGGER, log_mhd, s,
         MHD_OPTION_SOCK_ADDR, (struct sockaddr *)&address, MHD_OPTION_NOTIFY_COMPLETED, completed,
         s, MHD_OPTION_NOTIFY_CONNECTION, connected, s, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned)(s->max_connections + SPARE), MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)(s->crowd.max + SPARE), MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned)api->config->idle_timeout_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         (size_t)HEADER_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_LISTEN_BACKLOG_SIZE,
         1024u, MHD_OPTION_END);

@@ -2,6 +2,8 @@
  * pointers: an event may be on its way while the connection ends. */
 #include "watch.h"
 
+#include "clock.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
@@ -13,15 +15,20 @@ struct k3i_watch {
     int epoll, stop;
     pthread_t thread;
     void (*gone)(void *user, uint64_t id);
+    void (*tick)(void *user);
     void *user;
 };
+
+#define SECOND_NS INT64_C(1000000000)
 
 static void *run(void *arg)
 {
     k3i_watch *w = arg;
     struct epoll_event events[64];
+    int64_t next = k3i_now_ns() + SECOND_NS;
     for (;;) {
-        int n = epoll_wait(w->epoll, events, 64, -1);
+        int64_t left = next - k3i_now_ns();
+        int n = epoll_wait(w->epoll, events, 64, left > 0 ? (int)(left / 1000000) + 1 : 0);
         if (n < 0 && errno != EINTR)
             return NULL;
         for (int i = 0; i < n; i++) {
@@ -29,16 +36,21 @@ static void *run(void *arg)
                 return NULL;
             w->gone(w->user, events[i].data.u64);
         }
+        if (k3i_now_ns() >= next) {
+            w->tick(w->user);
+            next = k3i_now_ns() + SECOND_NS;
+        }
     }
 }
 
-k3_status k3i_watch_new(void (*gone)(void *user, uint64_t id), void *user, k3i_watch **ret,
-                        k3i_err *err)
+k3_status k3i_watch_new(void (*gone)(void *user, uint64_t id), void (*tick)(void *user), void *user,
+                        k3i_watch **ret, k3i_err *err)
 {
     k3i_watch *w = k3i_alloc_zero(sizeof *w);
     if (w == NULL)
         return k3i_fail(err, K3_E_NOMEM, "connection watcher: out of memory");
     w->gone = gone;
+    w->tick = tick;
     w->user = user;
     w->epoll = epoll_create1(EPOLL_CLOEXEC);
     w->stop = eventfd(0, EFD_CLOEXEC);

@@ -265,9 +265,12 @@ void k3i_sched_draft(k3i_sched *s)
                           .seed = s->draft_seed,
                           .ids = s->draft_ids};
     int64_t t0 = k3i_now_ns();
-    if (k3_draft(s->config.engine, &args) != K3_OK)
+    k3_status status = k3_draft(s->config.engine, &args);
+    int64_t ns = k3i_now_ns() - t0;
+    s->stats.engine_ns += ns;
+    if (status != K3_OK)
         return; /* drafts are a help, never a need */
-    k3i_policy_saw_draft(&s->policy, n_req, width, (double)(k3i_now_ns() - t0));
+    k3i_policy_saw_draft(&s->policy, n_req, width, (double)ns);
     for (int32_t i = 0; i < n_req; i++)
         take_drafts(s, s->lanes[s->draft_req[i]].r, s->draft_ids + i * width, s->draft_width[i]);
 }

@@ -423,9 +423,11 @@ static k3_status encode(k3i_sched *s, const k3i_media *m, k3i_err *err)
                       .grid_h = m->grid_h,
                       .grid_w = m->grid_w};
     k3_status status;
+    int64_t t0 = k3i_now_ns();
     do {
         status = k3_encode_image(s->config.engine, 1, &image);
     } while (status == K3_E_LIMIT && evict_image(s));
+    s->stats.engine_ns += k3i_now_ns() - t0;
     if (status != K3_OK)
         return k3i_fail(err, status, "%s", k3_last_error(s->config.engine));
     return K3_OK;

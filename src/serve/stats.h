@@ -24,6 +24,7 @@ typedef struct {
     int64_t spec_accepted_at[K3_MAX_WIDTH];          /* drafts whose prefix was accepted past i */
     int64_t lookups, miss_tokens, miss_snapshot;     /* prefix lookups, and why they fell short */
     int64_t steps, plain_decisions, draft_decisions; /* engine steps; the policy's decisions */
+    int64_t engine_ns;                               /* inside the engine's calls */
     double spec_survival;                            /* the policy's present estimate */
     int32_t running, waiting;                        /* requests */
     int32_t pages, pages_free, pages_evictable;      /* of the pool */

@@ -281,7 +281,10 @@ static k3_status forward(k3i_sched *s)
                       .snap_pos = s->snap_pos,
                       .snap_block = s->snap_block,
                       .req_status = s->req_status};
-    return k3_forward(s->config.engine, &batch, s->logits, s->info.vocab_size);
+    int64_t t0 = k3i_now_ns();
+    k3_status status = k3_forward(s->config.engine, &batch, s->logits, s->info.vocab_size);
+    s->stats.engine_ns += k3i_now_ns() - t0;
+    return status;
 }
 
 static void drop_wants(k3i_sched *s, int32_t from)
@@ -368,7 +371,10 @@ static k3_status commit(k3i_sched *s, int32_t n_before)
                            .snap_pos = s->snap_pos + n_before,
                            .snap_block = s->snap_block + n_before * s->layout.snapshot_blocks,
                            .req_status = s->req_status};
-    return k3_commit(s->config.engine, &args);
+    int64_t t0 = k3i_now_ns();
+    k3_status status = k3_commit(s->config.engine, &args);
+    s->stats.engine_ns += k3i_now_ns() - t0;
+    return status;
 }
 
 /* A draft that was accepted but is not finite ends its request here, like any other token. */

@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 """The HTTP API as clients see it, on random weights: routes, errors, streams, sampling, stop strings, logprobs, prefix
 reuse, pictures, keys. Answers are noise; what is checked holds for any model."""
+import http.server
 import json
 import os
+import random
+import threading
 import unittest
 
 import api
@@ -320,6 +323,44 @@ class Answers(unittest.TestCase):
         again = self.s.chat(messages=messages, max_tokens=1, seed=1)
         self.assertGreaterEqual(again["usage"]["cached_tokens"], again["usage"]["prompt_tokens"] - 1)
 
+    def test_long_conversation(self):
+        """The second turn of 1,500 tokens computes what is new; an edited one what comes after the last place in common."""
+        messages = user("Remember the number seven. " * 300)
+        first = self.s.chat(messages=messages, max_tokens=60, seed=1)
+        said = first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
+        self.assertGreater(said, 1500)
+        turns = messages + [first["choices"][0]["message"]]
+        ask = dict(max_tokens=20, seed=2)
+        warm = self.s.chat(messages=turns + user("And now?"), **ask)
+        cold = self.s.chat(messages=turns + user("And now?"), **ask, cache_salt="cold")
+        self.assertEqual(cold["usage"]["cached_tokens"], 0)
+        self.assertGreater(warm["usage"]["cached_tokens"], 0.95 * said)
+        self.assertEqual(warm["choices"][0]["message"], cold["choices"][0]["message"])
+        # The last question asked again in other words: all of the first turn is reused.
+        edited = self.s.chat(messages=turns + user("And then what?"), **ask)
+        self.assertGreater(edited["usage"]["cached_tokens"], 0.95 * said)
+        self.assertEqual(edited["choices"][0]["message"],
+                         self.s.chat(messages=turns + user("And then what?"), **ask, cache_salt="cold 2")["choices"][0]["message"])
+        # The first answer edited: the first question is reused, up to its last token.
+        told = {"role": "assistant", "content": "Eight."}
+        other = self.s.chat(messages=messages + [told] + user("And now?"), **ask)
+        self.assertGreaterEqual(other["usage"]["cached_tokens"], first["usage"]["prompt_tokens"] - 16)
+        self.assertLess(other["usage"]["cached_tokens"], said)
+
+    def test_reuse_at_block_boundaries(self):
+        """Pages of 16 tokens, steps of 512: a prompt just below, at and above a border is reused but for its last token."""
+        rng = random.Random(3)
+        cached = []
+        for n in sorted({b * k + d for b in (16, 512) for k in (1, 2) for d in (-1, 0, 1)}):
+            prompt = [rng.randrange(1000, 90000) for _ in range(n)]
+            body = dict(prompt=prompt, max_tokens=3, temperature=0)
+            first = self.s.post("/v1/completions", body)
+            again = self.s.post("/v1/completions", body)
+            self.assertEqual(again["choices"], first["choices"])
+            cached.append(again["usage"]["cached_tokens"])
+            self.assertEqual(cached[-1], n - 1)
+        self.assertEqual(cached, sorted(cached))
+
     def test_user_text_is_never_control(self):
         """Names of control tokens in every place a client can write to stay ordinary text."""
         special = set(range(163584, 163840))
@@ -327,10 +368,16 @@ class Answers(unittest.TestCase):
             text = f"a{marker}b"
             tool = {"type": "function", "function": {"name": "f", "description": text,
                                                       "parameters": {"type": "object", "properties": {text: {"enum": [text]}}}}}
-            call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": json.dumps({text: text})}}
-            body = {"messages": [{"role": "system", "content": text, "name": text}, {"role": "user", "content": text},
-                                 {"role": "assistant", "content": text, "reasoning_content": text, "tool_calls": [call]},
-                                 {"role": "tool", "tool_call_id": "x", "content": text}], "tools": [tool]}
+            calls = [{"id": f"x{i}", "type": "function", "function": {"name": text, "arguments": arguments}}
+                     for i, arguments in enumerate((json.dumps({text: text}), {text: [text]}, f"no JSON {text}", f'["{text}"]'))]
+            body = {"messages": [{"role": "system", "content": text, "name": text}, {"role": "user", "content": text, "name": text},
+                                 {"role": "system", "tools": [dict(tool, function={"name": "g", "description": text})]},
+                                 {"role": "assistant", "content": text, "reasoning_content": text, "tool_calls": calls, "name": text},
+                                 {"role": "tool", "tool_call_id": "x1", "content": text},
+                                 {"role": "tool", "tool_call_id": text, "tool": text, "content": [{"type": "text", "text": text}]},
+                                 {"role": "assistant", "partial": True, "reasoning_content": text, "content": text}],
+                    "tools": [tool], "tool_choice": "required",
+                    "response_format": {"type": "json_schema", "json_schema": {"name": text, "schema": {"title": text}}}}
             inside = self.s.post("/tokenize", body)["tokens"]
             clean = self.s.post("/tokenize", json.loads(json.dumps(body).replace(marker, "zz")))["tokens"]
             self.assertEqual([t for t in inside if t in special], [t for t in clean if t in special], marker)
@@ -433,6 +480,84 @@ class Answers(unittest.TestCase):
         value = json.loads(message["tool_calls"][0]["arguments"])
         self.assertEqual(set(value), {"ключ", "n"})
         self.assertIn(value["n"], range(10))
+
+
+class PicturesFromTheNet(unittest.TestCase):
+    """The server fetches what an address names, so what it may name is a table: who is asked, who redirects where, how much."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.asked = asked = []
+        picture = api.png(56, 28)
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                asked.append(self.path)
+                port = self.server.server_port
+                move = {"/moved.png": "/a.png", "/loop": "/loop", "/to-localhost": f"http://localhost:{port}/a.png",
+                        "/to-metadata": "http://169.254.169.254/latest", "/to-file": "file:///etc/passwd",
+                        "/to-credentials": f"http://user:pw@127.0.0.1:{port}/a.png"}.get(self.path)
+                status = 302 if move else {"/a.png": 200, "/big": 200, "/noise": 200, "/broken": 500, "/busy": 429}.get(self.path, 404)
+                body = {"/a.png": picture, "/big": b"x" * 200000, "/noise": b"no picture"}.get(self.path, b"")
+                self.send_response(status)
+                if move:
+                    self.send_header("Location", move)
+                if self.path != "/big":  # its length comes as a surprise
+                    self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                try:
+                    self.wfile.write(body)
+                except OSError:
+                    pass
+
+            def log_message(self, *args):
+                pass
+
+        cls.web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=cls.web.serve_forever, daemon=True).start()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.web.shutdown()
+        cls.web.server_close()
+
+    def ask(self, server, url, status):
+        self.asked.clear()
+        content = [{"type": "image_url", "image_url": {"url": url}}]
+        return server.chat(status, messages=[{"role": "user", "content": content}], max_tokens=2, temperature=0)
+
+    def test_table(self):
+        port = self.web.server_port
+        with api.serving("--allowed-media-domains", "127.0.0.1", "--allow-private-media", "--max-image-bytes", 100000) as s:
+            good = self.ask(s, f"http://127.0.0.1:{port}/a.png", 200)
+            inline = self.ask(s, api.data_url(api.png(56, 28)), 200)
+            self.assertEqual(good["choices"][0]["message"], inline["choices"][0]["message"])
+            self.ask(s, f"http://127.0.0.1:{port}/moved.png", 200)
+            self.assertEqual(self.asked, ["/moved.png", "/a.png"])
+            for path, status, word, visited in [
+                    ("/loop", 400, "redirected more than", 4), ("/to-localhost", 400, "'localhost' is not", 1),
+                    ("/to-metadata", 400, "'169.254.169.254' is not", 1), ("/to-file", 422, "malformed", 1),
+                    ("/to-credentials", 400, "credentials", 1), ("/none", 422, "HTTP 404", 1), ("/broken", 400, "HTTP 500", 1),
+                    ("/busy", 400, "HTTP 429", 1), ("/big", 400, "larger than 100000 bytes", 1), ("/noise", 400, "Failed to load image", 1)]:
+                with self.subTest(path=path):
+                    self.assertIn(word, self.ask(s, f"http://127.0.0.1:{port}{path}", status)["error"]["message"])
+                    self.assertEqual(len(self.asked), visited)
+            for url, status in [(f"http://localhost:{port}/a.png", 400), (f"http://[::1]:{port}/a.png", 400),
+                                (f"http://user:pw@127.0.0.1:{port}/a.png", 400), (f"ftp://127.0.0.1:{port}/a.png", 400),
+                                (f"http://127.0.0.1.example.invalid:{port}/a.png", 400), ("http://", 422)]:
+                with self.subTest(url=url):
+                    self.ask(s, url, status)
+                    self.assertEqual(self.asked, [])
+
+    def test_private_addresses(self):
+        """Every name is allowed, no private address is, however it is written."""
+        port = self.web.server_port
+        with api.serving("--allowed-media-domains", "*") as s:
+            for host in ("127.0.0.1", "localhost", "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0",
+                         "127.0.0.1.", "LOCALHOST"):
+                with self.subTest(host=host):
+                    self.ask(s, f"http://{host}:{port}/a.png", 400)
+                    self.assertEqual(self.asked, [])
 
 
 class Options(unittest.TestCase):

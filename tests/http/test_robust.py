@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The server under people who are many, slow, rude or gone: load equal to solo runs, disconnects, half requests, floods,
-a full queue, SIGTERM, a poisoned model."""
+"""The server under people who are many, slow, rude or gone: disconnects, half requests, floods, a full queue, SIGTERM, a
+poisoned model. test_load.py has the load."""
 import concurrent.futures
 import json
 import os
@@ -17,6 +17,9 @@ import api
 
 def user(text):
     return [{"role": "user", "content": text}]
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def raw(server, data, read=True, timeout=30):
@@ -43,72 +46,6 @@ def raw(server, data, read=True, timeout=30):
 
 def post_head(path, n, extra=""):
     return (f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {n}\r\n{extra}\r\n").encode()
-
-
-class Load(unittest.TestCase):
-    def requests(self, rng, n):
-        """Mixed requests: prompts that share beginnings, pictures, tools, all ways to sample, streamed or not."""
-        picture = [api.data_url(api.png(28 * rng.randint(1, 3), 28 * rng.randint(1, 3), (40 * i, 90, 10))) for i in range(4)]
-        tool = {"type": "function", "function": {"name": "f", "parameters": {
-            "type": "object", "properties": {"a": {"enum": ["x", "yy"]}}, "required": ["a"], "additionalProperties": False}}}
-        for i in range(n):
-            shared = "You are one of several assistants. " * rng.choice([0, 3, 12])
-            content = shared + f"Question {rng.randint(0, 9)}? " + "word " * rng.randint(0, 60)
-            body = {"max_tokens": rng.choice([1, 5, 20, 60, 90]), "seed": i, "temperature": rng.choice([0, 0.7, 1.3])}
-            if i % 4 == 0:
-                content = [{"type": "image_url", "image_url": {"url": rng.choice(picture)}}, {"type": "text", "text": content}]
-            body["messages"] = [{"role": "user", "content": content}]
-            if i % 5 == 0:
-                body.update(tools=[tool], tool_choice="required", thinking={"type": "disabled"}, max_tokens=90)
-            if i % 6 == 0:
-                body.update(stop=["e", "的"], presence_penalty=0.5)
-            if i % 7 == 0:
-                body.update(logprobs=True, top_logprobs=1)
-            yield body
-
-    def answer(self, server, body, stream):
-        if stream:
-            message, reason, usage = api.merge(server.stream(**body, stream_options={"include_usage": True}))
-        else:
-            got = server.chat(**body)
-            message, reason, usage = api.plain(got["choices"][0]["message"]), got["choices"][0]["finish_reason"], got["usage"]
-        return api.without_ids(message), reason, usage["completion_tokens"]
-
-    def test_64_clients_equal_solo(self):
-        seed = random.randrange(1 << 30)
-        print("seed", seed)
-        rng = random.Random(seed)
-        n = 20 if api.QUICK else 64
-        bodies = list(self.requests(rng, n))
-        # 40 pages of 16 tokens, and eight requests of 100 to 400 tokens: the pool is small enough to preempt.
-        with api.serving("--max-num-seqs", 8, "--max-num-batched-tokens", 96, "--max-model-len", 600, "--kimi-policy", "off",
-                         "--num-gpu-blocks-override", 40, *api.SPECULATE) as s:
-            stop = threading.Event()
-
-            def rude():
-                while not stop.is_set():
-                    body = json.dumps({"messages": user("never read " * rng.randint(1, 30)), "stream": True, "max_tokens": 200}).encode()
-                    raw(s, post_head("/v1/chat/completions", len(body)) + body, read=False)
-                    time.sleep(0.2)
-
-            nuisance = threading.Thread(target=rude)
-            nuisance.start()
-            try:
-                with concurrent.futures.ThreadPoolExecutor(64) as pool:
-                    got = list(pool.map(lambda i: self.answer(s, bodies[i], i % 2), range(n)))
-            finally:
-                stop.set()
-                nuisance.join()
-            s.wait_idle(60)
-            preempted = s.metric("num_preemptions_total")
-            drafted = s.metric("spec_decode_num_draft_tokens_total")
-            print("preemptions", preempted, "draft tokens", drafted)
-            self.assertEqual(s.metric("request_success_total", finished_reason="error"), 0)
-            self.assertTrue(preempted > 0 or api.QUICK)
-            self.assertGreater(drafted, 0)
-        with api.serving("--max-num-seqs", 1, "--no-enable-prefix-caching", "--max-model-len", 600, "--kimi-policy", "off") as s:
-            for i, body in enumerate(bodies):
-                self.assertEqual(got[i], self.answer(s, body, False), f"seed {seed}, request {i}")
 
 
 class Rude(unittest.TestCase):
@@ -159,6 +96,33 @@ class Rude(unittest.TestCase):
             self.assertEqual(c.recv(10), b"")
             c.close()
 
+    def test_dripping_requests(self):
+        """A byte now and then is never idle, and is closed all the same."""
+        for data in (b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 1000,
+                     post_head("/v1/chat/completions", 1000) + b" " * 999):
+            c = socket.create_connection(("127.0.0.1", self.s.port), timeout=30)
+            sent = 0
+            try:
+                for _ in range(200):  # twice the idle timeout is 6 s
+                    sent += c.send(data[sent:sent + 1])
+                    time.sleep(0.25)
+                self.fail("the server waits for ever")
+            except (ConnectionResetError, BrokenPipeError):
+                self.assertGreater(sent, 13)  # longer than the idle timeout
+            finally:
+                c.close()
+        c = self.s.connect()  # an answer may take longer than a request
+        for tokens in (1, 700):
+            status, _, data = self.s.request("POST", "/v1/completions", {"prompt": "a", "max_tokens": tokens, "ignore_eos": True}, connection=c)
+            self.assertEqual((status, json.loads(data)["usage"]["completion_tokens"]), (200, tokens))
+        c.close()
+
+    def test_half_closed(self):
+        """A request and the end of input in one packet: answered, and not kept as if more could come."""
+        with api.serving("--idle-timeout", 3600) as s:
+            for data, n in ((HEALTH, 1), (HEALTH * 3, 3), (HEALTH[:20], 0)):
+                self.assertEqual(raw(s, data, read="eof").count(b" 200 OK"), n)
+
     def test_not_http(self):
         rng = random.Random(1)
         for _ in range(60):
@@ -194,11 +158,7 @@ class Rude(unittest.TestCase):
         self.assertEqual(refused[0][2]["error"]["type"], "rate_limit_reached_error")
 
     def test_pipelining(self):
-        one = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-        self.assertEqual(raw(self.s, one * 20, read="eof").count(b"HTTP/1.1 200"), 20)
-
-
-HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        self.assertEqual(raw(self.s, HEALTH * 20, read="eof").count(b"HTTP/1.1 200"), 20)
 
 
 class Crowd(unittest.TestCase):
@@ -262,7 +222,8 @@ class Crowd(unittest.TestCase):
                 self.assertEqual(silent.recv(10), b"")  # closed soon
             self.assertTrue(all(b" 200 " in head(c) for c in held))
             held.pop().close()
-            while b" 200 " not in (answer := raw(s, HEALTH, read="eof")):  # the server may not have seen it yet
+            last = HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+            while b" 200 " not in (answer := raw(s, last)):  # the server may not have seen it yet
                 self.assertIn(b" 503 ", answer)
             for c in held:
                 c.close()
@@ -283,17 +244,67 @@ class Crowd(unittest.TestCase):
                 c.close()
 
 
+class Limits(unittest.TestCase):
+    def test_time_limit_of_an_answer(self):
+        with api.serving("--request-timeout", 1, "--max-num-seqs", 1) as s:
+            with concurrent.futures.ThreadPoolExecutor(3) as pool:  # two of them never get to run
+                jobs = [pool.submit(s.ask, f"{i}", max_tokens=30000, temperature=0) for i in range(3)]
+                for j in jobs:
+                    got = j.result()
+                    self.assertEqual(got["choices"][0]["finish_reason"], "abort")
+                    self.assertLess(got["usage"]["completion_tokens"], 30000)
+            _, reason, _ = api.merge(s.stream(messages=user("x"), max_tokens=30000, temperature=0))
+            self.assertEqual(reason, "abort")
+            self.assertEqual(s.metric("request_success_total", finished_reason="abort"), 4)
+            self.assertEqual(s.ask("x", max_tokens=2)["choices"][0]["finish_reason"], "length")
+
+    def test_bytes_in_flight(self):
+        """Eight of the largest bodies may be on their way; the next is answered 503, and taken when they have gone."""
+        with api.serving("--max-body-bytes", 4096) as s:
+            held = []
+            for _ in range(8):
+                c = socket.create_connection(("127.0.0.1", s.port))
+                c.sendall(post_head("/v1/chat/completions", 4096) + b" " * 4090)
+                held.append(c)
+            body = json.dumps({"messages": user("x" * 200), "max_tokens": 1}).encode()
+            whole = post_head("/v1/chat/completions", len(body), "Connection: close\r\n") + body
+            while b" 503 " not in (answer := raw(s, whole)):  # what was sent may not have been read yet
+                self.assertIn(b"HTTP/1.1", answer[:8] or b"HTTP/1.1")
+            self.assertIn(b"in flight", answer)
+            for c in held:
+                c.close()
+            while s.request("POST", "/v1/chat/completions", json.loads(body))[0] == 503:
+                time.sleep(0.05)
+
+    def test_no_cross_origin(self):
+        """Nothing allows pages of other sites to read an answer."""
+        with api.serving() as s:
+            for method, path in (("GET", "/v1/models"), ("OPTIONS", "/v1/chat/completions"), ("POST", "/tokenize")):
+                status, headers, _ = s.request(method, path, {"prompt": "x"} if method == "POST" else None, {"Origin": "http://elsewhere.example"})
+                self.assertEqual(status, 405 if method == "OPTIONS" else 200)
+                self.assertFalse([h for h in headers if h.lower().startswith("access-control")])
+
+
 class Shutdown(unittest.TestCase):
     def test_sigterm_lets_answers_finish(self):
         s = api.Server("--max-num-seqs", 4)
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            jobs = [pool.submit(s.stream, messages=user(f"{i}"), max_tokens=100, temperature=0) for i in range(4)]
-            while s.metric("num_requests_running") < 4:
+        kept = s.connect()
+        self.assertEqual(s.request("GET", "/health", connection=kept)[0], 200)
+        with concurrent.futures.ThreadPoolExecutor(64) as pool:  # four run, sixty wait
+            jobs = [pool.submit(s.stream, messages=user(f"{i}"), max_tokens=100, temperature=0) for i in range(64)]
+            while s.metric("num_requests_running") + s.metric("num_requests_waiting") < 64:
                 time.sleep(0.01)
             s.process.send_signal(signal.SIGTERM)
+            while True:  # nothing new is taken: no connection, and no request on an old one
+                status, headers, _ = s.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1}, connection=kept)
+                if status == 503:
+                    break
+                self.assertEqual(status, 200)
+            self.assertEqual(headers["Retry-After"], "1")
             for j in jobs:
-                _, reason, _ = api.merge(j.result())
-                self.assertEqual(reason, "length")
+                _, reason, usage = api.merge(j.result())
+                self.assertEqual((reason, usage["completion_tokens"]), ("length", 100))
+        kept.close()
         self.assertEqual(s.stop(how=0), 0)
 
     def test_sigterm_cuts_at_the_limit(self):
