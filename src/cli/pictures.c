@@ -5,8 +5,11 @@
 
 #include "ids.h"
 #include "map.h"
+#include "progress.h"
 
 #include <string.h>
+
+enum { LARGE_FILE = 1 << 20 }; /* bytes; smaller pictures are ready at once */
 
 k3_status k3i_picture_settings(const k3i_args *args, k3i_image_settings *ret, k3i_err *err)
 {
@@ -28,7 +31,10 @@ k3_status k3i_picture_read(const char *path, const k3i_image_settings *s, k3i_pa
     k3_status st = k3i_read_file(path, s->decode.max_bytes, &bytes, &n, err);
     if (st != K3_OK)
         return st;
+    if (n >= LARGE_FILE)
+        k3i_progress_note("preparing", path);
     st = k3i_image_prepare((const uint8_t *)bytes, n, s, ret, err);
+    k3i_progress_clear();
     if (st == K3_OK)
         k3i_image_key((const uint8_t *)bytes, n, s, "", digest);
     else
