@@ -139,10 +139,12 @@ static void expect_match(const k3i_ops *ops, gemm_kind kind, size_t n_row, size_
 static void products_match_ref(void **state)
 {
     (void)state;
-    static const size_t rows[] = {0, 1, 2, 3, 4, 5, 7, 16, 17, 49, 65, 131};
-    static const size_t outs[] = {1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 25};
-    static const size_t ks[] = {1,  2,  3,  7,  8,   9,   15,  16,  17,   31,  32,
-                                33, 63, 65, 96, 127, 129, 511, 513, 1025, 1056};
+    static const size_t rows[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 24, 25, 49, 65, 100, 131};
+    static const size_t outs[] = {1,  2,  3,  4,  5,  6,  7,  8,  9, 11,
+                                  12, 13, 15, 16, 17, 18, 19, 25, 33};
+    static const size_t ks[] = {1,  2,  3,  7,   8,   9,   15,  16,  17,  31,  32,   33,
+                                63, 65, 96, 127, 129, 191, 220, 320, 511, 513, 1025, 1056};
+    const size_t n_rows = sizeof rows / sizeof rows[0], n_outs = sizeof outs / sizeof outs[0];
     uint64_t seed = 1;
     const k3i_ops *ops;
     FOR_EACH_ISA (ops)
@@ -151,13 +153,15 @@ static void products_match_ref(void **state)
                 size_t k = ks[i / 2];
                 if (kind == MXFP4_BF16 || kind == MXFP4_F32)
                     k = (k + 31) / 32 * 32;
-                expect_match(ops, kind, rows[test_rnd(&seed) % 12], outs[test_rnd(&seed) % 11], k,
-                             110, 135);
+                expect_match(ops, kind, rows[test_rnd(&seed) % n_rows],
+                             outs[test_rnd(&seed) % n_outs], k, 110, 135);
             }
-            for (size_t r = 0; r < 12; r++)
+            for (size_t r = 0; r < n_rows; r++)
                 expect_match(ops, kind, rows[r], 13, 96, 110, 135);
-            for (size_t o = 0; o < 11; o++)
-                expect_match(ops, kind, 6, outs[o], 64, 110, 135);
+            for (size_t o = 0; o < n_outs; o++) {
+                for (size_t r = 1; r < 8; r++)
+                    expect_match(ops, kind, r, outs[o], 64, 110, 135);
+            }
         }
 }
 
@@ -169,6 +173,19 @@ static void large_products_match_ref(void **state)
     FOR_EACH_ISA (ops)
         for (gemm_kind kind = 0; kind < N_KINDS; kind++)
             expect_match(ops, kind, 70, 14, kind == T_F32 ? 70 : 3232, 120, 130);
+}
+
+/* Rows so long that few of them, or none, fit the buffers of a kernel. */
+static void long_rows_match_ref(void **state)
+{
+    (void)state;
+    static const size_t ks[] = {8224, 16416, 32800, 65536, 65568};
+    const k3i_ops *ops;
+    FOR_EACH_ISA (ops)
+        for (size_t i = 0; i < sizeof ks / sizeof ks[0]; i++) {
+            expect_match(ops, BF16, 6, 3, ks[i] - 1, 0, 0);
+            expect_match(ops, MXFP4_BF16, 6, 3, ks[i], 120, 124);
+        }
 }
 
 /* Each row alone, each block of rows, each range of outputs: the same bits as all at once. */
@@ -186,7 +203,11 @@ static void bits_do_not_depend_on_rows_or_split(void **state)
                 size_t k = seed == 2 ? 1120 : 32 * (1 + test_rnd(&f.seed) % 20);
                 if (kind < MXFP4_BF16)
                     k -= test_rnd(&f.seed) % 31;
-                product p = product_new(&f, kind, n_row, n_out, k, 110, 135);
+                int ends = seed == 1; /* scales that bf16 holds, and others */
+                product p =
+                    product_new(&f, kind, n_row, n_out, k, ends ? 0 : 110, ends ? 254 : 135);
+                for (size_t i = 0; ends && p.scale && i < n_out / 2 * k / 32; i++)
+                    p.scale[i] = (uint8_t)(110 + i % 20);
                 float *all = fx_out(&f, n_row * p.y_stride),
                       *part = fx_copy(&f, all, n_row * p.y_stride);
                 run_all(ops, &p, all);
@@ -277,30 +298,35 @@ static void mxfp4_extreme_scales_match_ref(void **state)
             }
 }
 
-/* Infinity and NaN in one row or weight reach the outputs they belong to and no others. */
+/* Infinity and NaN in one row reach the outputs of that row and no others; nor does a scale that
+ * only f32 can hold reach the outputs beside its own. */
 static void nonfinite_values_stay_in_their_row(void **state)
 {
     (void)state;
     const k3i_ops *ops;
-    FOR_EACH_ISA (ops) {
-        fx f;
-        fx_init(&f, 5);
-        product p = product_new(&f, BF16, 9, 8, 70, 0, 0);
-        float *clean = fx_out(&f, 9 * p.y_stride), *y = fx_copy(&f, clean, 9 * p.y_stride);
-        run_all(ops, &p, clean);
-        p.xh[4 * p.x_stride + 69] = 0x7fc0;
-        p.xh[6 * p.x_stride + 1] = 0x7f80;
-        run_all(ops, &p, y);
-        for (size_t r = 0; r < 9; r++) {
-            for (size_t o = 0; o < 8; o++) {
-                float v = y[r * p.y_stride + o];
-                assert_true(r == 4   ? isnan(v)
-                            : r == 6 ? !isfinite(v)
-                                     : v == clean[r * p.y_stride + o]);
+    FOR_EACH_ISA (ops)
+        for (gemm_kind kind = BF16; kind <= MXFP4_BF16; kind += MXFP4_BF16) {
+            fx f;
+            fx_init(&f, 5);
+            product p = product_new(&f, kind, 9, 8, 96, 120, 130);
+            float *clean = fx_out(&f, 9 * p.y_stride), *y = fx_copy(&f, clean, 9 * p.y_stride);
+            run_all(ops, &p, clean);
+            p.xh[4 * p.x_stride + 69] = 0x7fc0;
+            p.xh[6 * p.x_stride + 1] = 0x7f80;
+            if (p.scale)
+                memset(p.scale + 2 * 3, 20, 3); /* output 2 */
+            run_all(ops, &p, y);
+            for (size_t r = 0; r < 9; r++) {
+                for (size_t o = 0; o < 8; o++) {
+                    float v = y[r * p.y_stride + o];
+                    assert_true(r == 4              ? isnan(v)
+                                : r == 6            ? !isfinite(v)
+                                : p.scale && o == 2 ? v != 0 && fabsf(v) < 0x1p-90f
+                                                    : v == clean[r * p.y_stride + o]);
+                }
             }
+            fx_done(&f, "nonfinite");
         }
-        fx_done(&f, "nonfinite");
-    }
 }
 
 int main(void)
@@ -308,6 +334,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_match_ref),
         cmocka_unit_test(large_products_match_ref),
+        cmocka_unit_test(long_rows_match_ref),
         cmocka_unit_test(bits_do_not_depend_on_rows_or_split),
         cmocka_unit_test(mxfp4_codes_and_scales_are_exact),
         cmocka_unit_test(mxfp4_extreme_scales_match_ref),

@@ -1,308 +1,273 @@
 /* gemm_bf16.c (AVX-512 BF16): matrix products of bf16 activations by the instruction that
  * multiplies and adds pairs.
  *
- * One 16-lane accumulator per output: lane j takes the pairs of columns 32 s + 2 j, 32 s + 2 j + 1
- * for s = 0, 1, .., columns beyond k count as 0; the lanes are added by the tree of v_sum4. Rows,
- * tiles and blocks of k do not change this order, because accumulators, not sums, are kept between
- * blocks. Products are exact; what lies below 2^-126 counts as 0 (the instruction's rule), so MXFP4
- * rows with such scales take the f32 kernel instead.
+ * One 16-lane accumulator per output takes the columns in ascending steps of 32, a pair of columns
+ * a lane; columns beyond k count as 0; the lanes are added by the tree of v_sum4. Lane j's pair of
+ * a step is 2 j, 2 j + 1 for bf16 weights and 8 (j mod 4) + j / 4, 4 more for MXFP4, whose codes
+ * unpack best in that order. Rows and tiles do not change this order. Products are exact; what lies
+ * below 2^-126 counts as 0 (the instruction's rule), so outputs with MXFP4 scales that lead there
+ * take the f32 kernel instead.
  *
- * bf16 weights are read in place: a tile of MR rows and NR outputs runs over the whole of k, all
- * tiles of rows that fit L2 follow each other on the same NR weight rows, and the next weight rows
- * are prefetched meanwhile, so one row streams weights at memory speed and many rows run near the
- * peak. MXFP4 does the same up to DIRECT_ROWS rows. For more, decoding pays once: a block of NR
- * weight rows becomes a panel of bf16 in the order the tile reads it.
- *
- *   panel [step][NR][32]          step = 32 columns, one vector */
+ * Weights are read and decoded in place: a tile of MR rows and NR outputs runs over the whole of k,
+ * all tiles of rows that fit the caches follow each other on the same weight rows, and the next
+ * weight rows are prefetched meanwhile, so one row streams weights at memory speed and many rows
+ * run near the peak. */
 #include "bf16_ops.h"
 
-/* The f32 kernel of this folder, for weights that bf16 cannot hold. */
+/* The f32 kernel of this folder. */
 void k3i_gemm_mxfp4_bf16__avx512(float *y, size_t y_stride, const uint16_t *x, size_t x_stride,
                                  const uint8_t *packed, const uint8_t *scale, size_t n_row,
                                  size_t n_out, size_t k);
 
 enum {
-    MR = GEMM_MR,
-    NR = GEMM_NR,
-    TILE = MR * NR,
-    X_BYTES = 1 << 18, /* of x that stay in L2 beside the weights: a quarter of Zen 4's, half of
-                          Skylake's */
-    PREFETCH_BYTES = 16384, /* measured on Zen 4: 8 to 32 KiB are alike */
-    DIRECT_ROWS = 4 * MR,   /* up to here, decoding MXFP4 for each tile is faster than the panel */
-    KB = 1024,    /* columns a panel holds: 12 KiB of L1's 32, with 8 KiB of x beside it */
-    RB = 16 * MR, /* rows whose accumulators (24 KiB) are kept between blocks of k */
+    MR = 4,
+    NR = 4,
+    OUTS = 16,            /* outputs for which all rows in the caches are computed in turn */
+    KEEP_BYTES = 1 << 18, /* of activations beside the weights: a quarter of Zen 4's L2, half of
+                             Skylake's */
+    X_ELEMS = 1 << 16,    /* activations in the order of the codes, on the stack */
+    AHEAD = 16384,        /* bytes from the weights in use to those asked for; on Zen 4, 8 to 32 KiB
+                             are alike */
 };
 
 typedef struct {
     float *y;
     size_t y_stride;
-    const uint16_t *x;
+    const uint16_t *x; /* MXFP4: in the order of the codes */
     size_t x_stride;
     const uint8_t *w; /* bf16 or packed MXFP4 rows */
     const uint8_t *scale;
-    size_t n_row, n_out, k;
-    const struct codes *codes; /* MXFP4 */
+    size_t n_out, k;
 } gemm;
 
 enum { W_BF16, W_MXFP4 };
 
-/* The 16 codes as bf16 under every scale, twice, so that the fifth bit of an index is harmless.
- * Entries that are not normal numbers are wrong; rows that need them take the f32 kernel. */
-typedef struct codes {
-    __m512i of[256];
-} codes;
-
-static void codes_init(codes *t)
-{
-    const __m512i one = _mm512_set_epi16(
-        (int16_t)0xc0c0, (int16_t)0xc080, (int16_t)0xc040, (int16_t)0xc000, (int16_t)0xbfc0,
-        (int16_t)0xbf80, (int16_t)0xbf00, (int16_t)0x8000, 0x40c0, 0x4080, 0x4040, 0x4000, 0x3fc0,
-        0x3f80, 0x3f00, 0x0000, (int16_t)0xc0c0, (int16_t)0xc080, (int16_t)0xc040, (int16_t)0xc000,
-        (int16_t)0xbfc0, (int16_t)0xbf80, (int16_t)0xbf00, (int16_t)0x8000, 0x40c0, 0x4080, 0x4040,
-        0x4000, 0x3fc0, 0x3f80, 0x3f00, 0x0000);
-    const __mmask32 not_zero = 0xfefefefe;
-    for (int e = 0; e < 256; e++)
-        t->of[e] = _mm512_mask_add_epi16(one, not_zero, one,
-                                         _mm512_set1_epi16((int16_t)((e - 127) * 128)));
-}
-
-/* One group of 32 MXFP4 columns as bf16. Byte j holds columns 2 j and 2 j + 1, lane j of the pair
- * product: times 2^12 + 1 its nibbles stand in the low bits of both words of the lane, where the
- * lookup takes five bits each. */
-INLINE __m512i load_mxfp4(const codes *t, const uint8_t *p, const uint8_t *scale)
-{
-    __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i_u *)p));
-    __m512i index = _mm512_madd_epi16(bytes, _mm512_set1_epi32(0x1001));
-    return _mm512_permutexvar_epi16(index, t->of[*scale]);
-}
-
-/* Sums the lanes of acc [mr][nr] into y; outputs from n_out on do not exist. */
-INLINE void finish(const gemm *g, const vec *acc, size_t mr, size_t nr, size_t r, size_t o)
-{
-    float sum[TILE + 3];
-    for (size_t i = 0; i < mr * nr; i += 4) {
-        vec v[4];
-        UNROLL
-        for (size_t j = 0; j < 4; j++)
-            v[j] = i + j < mr * nr ? acc[i + j] : v_zero();
-        _mm_storeu_ps(sum + i, v_sum4(v[0], v[1], v[2], v[3]));
+/* codes[e]: the 16 codes as bf16 under scale 2^(e - 127), twice, so that the fifth bit of an index
+ * is harmless. Scales beyond 2^125, whose codes may be infinite in bf16, and below 2^-95, where
+ * products with activations may not be normal numbers, give NaN: see redo_nan. */
+#define CODE(e, one)                          \
+    (uint16_t)((e) < 32 || (e) > 252 ? 0x7fc0 \
+               : ((one)&0x7fff) == 0 ? (one)  \
+                                     : ((one) + 128 * (e)-16256) & 0xffff)
+#define CODES_8(e, sign)                                                                       \
+    CODE(e, sign + 0), CODE(e, sign + 0x3f00), CODE(e, sign + 0x3f80), CODE(e, sign + 0x3fc0), \
+        CODE(e, sign + 0x4000), CODE(e, sign + 0x4040), CODE(e, sign + 0x4080),                \
+        CODE(e, sign + 0x40c0)
+#define CODES_1(e)                                                           \
+    {                                                                        \
+        CODES_8(e, 0), CODES_8(e, 0x8000), CODES_8(e, 0), CODES_8(e, 0x8000) \
     }
-    size_t n = g->n_out - o < nr ? g->n_out - o : nr;
+#define CODES_4(e) CODES_1(e), CODES_1((e) + 1), CODES_1((e) + 2), CODES_1((e) + 3)
+#define CODES_16(e) CODES_4(e), CODES_4((e) + 4), CODES_4((e) + 8), CODES_4((e) + 12)
+#define CODES_64(e) CODES_16(e), CODES_16((e) + 16), CODES_16((e) + 32), CODES_16((e) + 48)
+static const uint16_t codes[256][32]
+    __attribute__((aligned(64))) = {CODES_64(0), CODES_64(64), CODES_64(128), CODES_64(192)};
+
+/* A group of 32 MXFP4 columns as bf16: quarter q holds nibble q of each of the 8 words at p. */
+INLINE __m512i load_mxfp4(const uint8_t *p, uint8_t scale)
+{
+    const int64_t one = 0x0004000400040004;
+    const __m512i nibble = _mm512_set_epi64(3 * one, 3 * one, 2 * one, 2 * one, one, one, 0, 0);
+    __m512i words = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i_u *)p));
+    return _mm512_permutexvar_epi16(_mm512_srlv_epi16(words, nibble),
+                                    _mm512_load_si512(codes[scale]));
+}
+
+/* Activations in that order. */
+static void order_row(uint16_t *to, const uint16_t *x, size_t k)
+{
+    const __m512i from =
+        _mm512_set_epi16(31, 27, 23, 19, 15, 11, 7, 3, 30, 26, 22, 18, 14, 10, 6, 2, 29, 25, 21, 17,
+                         13, 9, 5, 1, 28, 24, 20, 16, 12, 8, 4, 0);
+    for (size_t c = 0; c < k; c += 32)
+        _mm512_storeu_si512(to + c, _mm512_permutexvar_epi16(from, _mm512_loadu_si512(x + c)));
+}
+
+/* Asks for n_bytes at p, into L2: the distance is too long for L1. An address behind the end never
+ * faults. */
+INLINE void prefetch(const uint8_t *p, size_t n_bytes)
+{
     UNROLL
-    for (size_t i = 0; i < mr; i++) {
-        float *y = g->y + (r + i) * g->y_stride + o;
-        if (n == nr) {
-            __builtin_memcpy(y, sum + i * nr, nr * sizeof *y);
-            continue;
-        }
-        for (size_t j = 0; j < n; j++)
-            y[j] = sum[i * nr + j];
-    }
+    for (size_t i = 0; i < n_bytes; i += 64)
+        _mm_prefetch((const char *)p + i, _MM_HINT_T1);
 }
 
-/* Into L2: the distance is too long for L1. An address behind the end never faults. */
-INLINE void prefetch(const uint8_t *p)
+/* Adds columns 32 s .., n of them, of mr rows at x and NR outputs to acc [mr][NR]. */
+INLINE void step(const gemm *g, int w_kind, size_t mr, const uint16_t *x, const uint8_t *const *w,
+                 const uint8_t *const *scale, size_t s, size_t n, vec *acc)
 {
-    _mm_prefetch((const char *)p, _MM_HINT_T1);
-}
-
-/* Bytes between the weights in use and those asked for: whole tiles, and enough to hide the latency
- * of memory. */
-INLINE size_t prefetch_distance(size_t row_bytes)
-{
-    size_t tile_bytes = NR * row_bytes;
-    return (PREFETCH_BYTES + tile_bytes - 1) / tile_bytes * tile_bytes;
-}
-
-/* Rows r..r+mr-1, outputs o..o+nr-1, weights in place. */
-INLINE void direct_bf16(const gemm *g, size_t mr, size_t nr, size_t r, size_t o)
-{
-    vec acc[TILE];
-    const uint16_t *x = g->x + r * g->x_stride;
-    size_t row_bytes = 2 * g->k, ahead = prefetch_distance(row_bytes);
-    const uint8_t *w = g->w + o * row_bytes;
+    const size_t bytes = w_kind == W_BF16 ? 64 : 16;
+    __m512i v[MR];
+    prefetch(w[0] + AHEAD + s * NR * bytes, NR * bytes);
     UNROLL
-    for (size_t i = 0; i < mr * nr; i++)
-        acc[i] = v_zero();
-    for (size_t c = 0; c < g->k; c += 32, w += 64, x += 32) {
-        __m512i v[MR];
-        UNROLL
-        for (size_t i = 0; i < mr; i++)
-            v[i] = load_pairs(x + i * g->x_stride, g->k - c);
-        UNROLL
-        for (size_t j = 0; j < nr; j++) {
-            prefetch(w + j * row_bytes + ahead);
-            __m512i u = load_pairs(w + j * row_bytes, g->k - c);
-            UNROLL
-            for (size_t i = 0; i < mr; i++)
-                acc[i * nr + j] = dot_pairs(v[i], u, acc[i * nr + j]);
-        }
-    }
-    finish(g, acc, mr, nr, r, o);
-}
-
-INLINE void direct_mxfp4(const gemm *g, size_t mr, size_t nr, size_t r, size_t o)
-{
-    vec acc[TILE];
-    const uint16_t *x = g->x + r * g->x_stride;
-    size_t row_bytes = g->k / 2, row_groups = g->k / 32, ahead = prefetch_distance(row_bytes);
-    const uint8_t *w = g->w + o * row_bytes, *scale = g->scale + o * row_groups;
+    for (size_t i = 0; i < mr; i++)
+        v[i] = load_pairs(x + i * g->x_stride + 32 * s, n);
     UNROLL
-    for (size_t i = 0; i < mr * nr; i++)
-        acc[i] = v_zero();
-    for (size_t s = 0; s < row_groups; s++, w += 16, x += 32, scale++) {
-        if (s % 4 == 0) {
-            UNROLL
-            for (size_t j = 0; j < nr; j++)
-                prefetch(w + j * row_bytes + ahead);
-        }
-        __m512i v[MR];
-        UNROLL
-        for (size_t i = 0; i < mr; i++)
-            v[i] = _mm512_loadu_si512(x + i * g->x_stride);
-        UNROLL
-        for (size_t j = 0; j < nr; j++) {
-            __m512i u = load_mxfp4(g->codes, w + j * row_bytes, scale + j * row_groups);
-            UNROLL
-            for (size_t i = 0; i < mr; i++)
-                acc[i * nr + j] = dot_pairs(v[i], u, acc[i * nr + j]);
-        }
-    }
-    finish(g, acc, mr, nr, r, o);
-}
-
-/* Groups s0..s0+n-1 of outputs o.. into the panel. */
-INLINE void fill(const gemm *g, uint16_t *panel, size_t o, size_t s0, size_t n)
-{
-    size_t row_bytes = g->k / 2, row_groups = g->k / 32, ahead = prefetch_distance(row_bytes);
     for (size_t j = 0; j < NR; j++) {
-        const uint8_t *w = g->w + (o + j) * row_bytes + s0 * 16,
-                      *scale = g->scale + (o + j) * row_groups + s0;
-        for (size_t s = 0; s < n; s++) {
-            if (s % 4 == 0)
-                prefetch(w + s * 16 + ahead);
-            __m512i u = o + j < g->n_out ? load_mxfp4(g->codes, w + s * 16, scale + s)
-                                         : _mm512_setzero_si512();
-            _mm512_store_si512(panel + (s * NR + j) * 32, u);
-        }
+        __m512i u = w_kind == W_BF16 ? load_pairs(w[j] + bytes * s, n)
+                                     : load_mxfp4(w[j] + bytes * s, scale[j][s]);
+        UNROLL
+        for (size_t i = 0; i < mr; i++)
+            acc[i * NR + j] = dot_pairs(v[i], u, acc[i * NR + j]);
     }
 }
 
-/* Adds groups s0..s0+n-1 to acc [mr][NR] of rows r.. . */
-INLINE void tile(const gemm *g, const uint16_t *panel, vec *acc, size_t mr, size_t r, size_t s0,
-                 size_t n)
+/* Rows r.. and outputs o.. over all columns: quarter j of sum[i] for row i, output j. Missing
+ * outputs repeat the last one. */
+INLINE void tile(const gemm *g, int w_kind, size_t mr, size_t r, size_t o, vec *sum)
 {
-    vec a[TILE];
+    const uint16_t *x = g->x + r * g->x_stride;
+    size_t row_bytes = w_kind == W_BF16 ? 2 * g->k : g->k / 2, n = g->k / 32;
+    const uint8_t *w[NR], *scale[NR];
+    UNROLL
+    for (size_t j = 0; j < NR; j++) {
+        size_t at = o + j < g->n_out ? o + j : g->n_out - 1;
+        w[j] = g->w + at * row_bytes;
+        scale[j] = g->scale + at * n;
+    }
+    for (size_t i = 0; w_kind == W_MXFP4 && i < NR * n; i += 64)
+        prefetch(scale[0] + AHEAD / 16 + i, 1);
+    vec acc[MR * NR];
     UNROLL
     for (size_t i = 0; i < mr * NR; i++)
-        a[i] = acc[i];
-    const uint16_t *x = g->x + r * g->x_stride + s0 * 32;
-    for (size_t s = 0; s < n; s++, x += 32, panel += NR * 32) {
-        __m512i w[NR];
-        UNROLL
-        for (size_t j = 0; j < NR; j++)
-            w[j] = _mm512_load_si512(panel + j * 32);
-        UNROLL
+        acc[i] = v_zero();
+    for (size_t s = 0; s < n; s++)
+        step(g, w_kind, mr, x, w, scale, s, 32, acc);
+    if (w_kind == W_BF16 && g->k % 32 != 0)
+        step(g, w_kind, mr, x, w, scale, n, g->k % 32, acc);
+    UNROLL
+    for (size_t i = 0; i < mr; i++)
+        sum[i] = v_quarters(acc[i * NR], acc[i * NR + 1], acc[i * NR + 2], acc[i * NR + 3]);
+}
+
+/* sum [mr][width] into y, of which only n outputs exist. */
+INLINE void put(const gemm *g, size_t mr, size_t width, size_t n, size_t r, size_t o, vec sum)
+{
+    float *y = g->y + r * g->y_stride + o;
+    if (n < width) { /* masked stores are slow */
+        float all[16];
+        v_store(all, sum);
         for (size_t i = 0; i < mr; i++) {
-            __m512i v = _mm512_loadu_si512(x + i * g->x_stride);
-            UNROLL
-            for (size_t j = 0; j < NR; j++)
-                a[i * NR + j] = dot_pairs(v, w[j], a[i * NR + j]);
+            for (size_t j = 0; j < n; j++)
+                y[i * g->y_stride + j] = all[i * width + j];
         }
-    }
-    UNROLL
-    for (size_t i = 0; i < mr * NR; i++)
-        acc[i] = a[i];
-}
-
-static void with_panel(const gemm *g, size_t r0, size_t n_row, size_t o)
-{
-    uint16_t panel[KB * NR] __attribute__((aligned(64)));
-    vec acc[RB / MR][TILE];
-    for (size_t i = 0; i * MR < n_row; i++) {
-        for (size_t j = 0; j < TILE; j++)
-            acc[i][j] = v_zero();
-    }
-    for (size_t s = 0; s < g->k / 32; s += KB / 32) {
-        size_t n = g->k / 32 - s < KB / 32 ? g->k / 32 - s : KB / 32;
-        fill(g, panel, o, s, n);
-        for (size_t i = 0; i * MR < n_row; i++) {
-#define CALL(mr) tile(g, panel, acc[i], mr, r0 + i * MR, s, n)
-            WITH_MR(n_row - i * MR, CALL)
-#undef CALL
-        }
-    }
-    for (size_t i = 0; i * MR < n_row; i++)
-        finish(g, acc[i], n_row - i * MR < MR ? n_row - i * MR : MR, NR, r0 + i * MR, o);
-}
-
-/* Rows r0..r0+n_row-1 of outputs o..o+nr-1, weights in place. */
-INLINE void direct(const gemm *g, int w_kind, size_t nr, size_t r0, size_t n_row, size_t o)
-{
-    for (size_t r = r0; r < r0 + n_row; r += MR) {
-#define CALL(mr) w_kind == W_BF16 ? direct_bf16(g, mr, nr, r, o) : direct_mxfp4(g, mr, nr, r, o)
-        WITH_MR(r0 + n_row - r, CALL)
-#undef CALL
+    } else if (mr == 1) {
+        v_store(y, sum);
+    } else if (mr == 2) {
+        _mm256_storeu_ps(y, _mm512_castps512_ps256(sum));
+        _mm256_storeu_ps(y + g->y_stride, _mm512_extractf32x8_ps(sum, 1));
+    } else {
+        _mm_storeu_ps(y, _mm512_castps512_ps128(sum));
+        _mm_storeu_ps(y + g->y_stride, _mm512_extractf32x4_ps(sum, 1));
+        _mm_storeu_ps(y + 2 * g->y_stride, _mm512_extractf32x4_ps(sum, 2));
+        if (mr == 4)
+            _mm_storeu_ps(y + 3 * g->y_stride, _mm512_extractf32x4_ps(sum, 3));
     }
 }
 
-/* Weight rows are read once for as many rows of x as stay in L2 beside them. */
-INLINE void run_direct(const gemm *g, int w_kind)
+/* Rows r..r+mr-1 of as many outputs o.. as four vectors of sums hold: 16, 8 or 4. */
+INLINE size_t strip(const gemm *g, int w_kind, size_t mr, size_t r, size_t o)
 {
-    size_t n_keep = X_BYTES / (2 * g->k) / MR * MR;
-    n_keep = n_keep < 4 * MR ? 4 * MR : n_keep;
-    for (size_t r = 0; r < g->n_row; r += n_keep) {
-        size_t n = g->n_row - r < n_keep ? g->n_row - r : n_keep, o = 0;
-        for (; o + NR <= g->n_out; o += NR)
-            direct(g, w_kind, NR, r, n, o);
-        for (; o < g->n_out; o++)
-            direct(g, w_kind, 1, r, n, o);
+    const size_t width = mr == 1 ? 16 : mr == 2 ? 8 : 4;
+    size_t n = g->n_out - o < width ? g->n_out - o : width;
+    vec sum[4] = {v_zero(), v_zero(), v_zero(), v_zero()}; /* [mr][width / NR] */
+    for (size_t j = 0; j < n; j += NR) {
+        vec part[MR];
+        tile(g, w_kind, mr, r, o + j, part);
+        UNROLL
+        for (size_t i = 0; i < mr; i++)
+            sum[i * (width / NR) + j / NR] = part[i];
     }
+    put(g, mr, width, n, r, o, v_sum_quarters(sum[0], sum[1], sum[2], sum[3]));
+    return width;
 }
 
-/* Each panel is decoded once for RB rows. */
-static void run_panel(const gemm *g)
+/* Rows r0..r1-1, mr at a time, of outputs o0..o1-1. One function each: together, their loops would
+ * be short of registers. */
+#define STRIPS(w_kind, mr)                                                                        \
+    static __attribute__((noinline)) void strips_##w_kind##_##mr(const gemm *g, size_t r0,        \
+                                                                 size_t r1, size_t o0, size_t o1) \
+    {                                                                                             \
+        for (size_t o = o0, width = 0; o < o1; o += width) {                                      \
+            for (size_t r = r0; r < r1; r += (mr))                                                \
+                width = strip(g, w_kind, mr, r, o);                                               \
+        }                                                                                         \
+    }
+STRIPS(W_BF16, 1)
+STRIPS(W_BF16, 2)
+STRIPS(W_BF16, 3)
+STRIPS(W_BF16, 4)
+STRIPS(W_MXFP4, 1)
+STRIPS(W_MXFP4, 2)
+STRIPS(W_MXFP4, 3)
+STRIPS(W_MXFP4, 4)
+#undef STRIPS
+
+typedef void (*strips_fn)(const gemm *g, size_t r0, size_t r1, size_t o0, size_t o1);
+
+/* All outputs of rows r..r+n-1. */
+static void sweep(const gemm *g, const strips_fn *strips, size_t r, size_t n)
 {
-    for (size_t o = 0; o < g->n_out; o += NR) {
-        for (size_t r = 0; r < g->n_row; r += RB)
-            with_panel(g, r, g->n_row - r < RB ? g->n_row - r : RB, o);
+    size_t left = n % MR, end = r + n - left;
+    for (size_t o = 0; o < g->n_out; o += OUTS) {
+        size_t o1 = g->n_out - o < OUTS ? g->n_out : o + OUTS;
+        if (end > r)
+            strips[MR](g, r, end, o, o1);
+        if (left > 0)
+            strips[left](g, end, end + left, o, o1);
     }
 }
 
 void ISA_NAME(gemm_bf16)(float *y, size_t y_stride, const uint16_t *x, size_t x_stride,
                          const uint16_t *w, size_t n_row, size_t n_out, size_t k)
 {
-    gemm g = {y, y_stride, x, x_stride, (const uint8_t *)w, NULL, n_row, n_out, k, NULL};
-    run_direct(&g, W_BF16);
+    static const strips_fn strips[] = {NULL, strips_W_BF16_1, strips_W_BF16_2, strips_W_BF16_3,
+                                       strips_W_BF16_4};
+    const gemm g = {y, y_stride, x, x_stride, (const uint8_t *)w, (const uint8_t *)w, n_out, k};
+    size_t keep = KEEP_BYTES / (2 * k) / MR * MR;
+    keep = keep < 4 * MR ? 4 * MR : keep;
+    for (size_t r = 0; r < n_row; r += keep)
+        sweep(&g, strips, r, n_row - r < keep ? n_row - r : keep);
 }
 
-/* Whether every scale of a row keeps all codes finite in bf16 (6 * 2^(e - 127)) and so large
- * (2^-96) that products with activations above 2^-30 are normal too. */
-static int scales_are_ordinary(const uint8_t *scale, size_t n)
+/* Computes NaN outputs again in f32: bf16 could not hold a scale, or the activations are not
+ * finite. x: as the caller has it. */
+static void redo_nan(const gemm *g, const uint16_t *x, size_t x_stride, size_t n_row)
 {
-    uint8_t low = 255, high = 0;
-    for (size_t i = 0; i < n; i++) {
-        low = scale[i] < low ? scale[i] : low;
-        high = scale[i] > high ? scale[i] : high;
+    for (size_t r = 0; r < n_row; r++) {
+        float *y = g->y + r * g->y_stride;
+        for (size_t o = 0; o < g->n_out; o += VW) {
+            vec v = v_load_n(y + o, g->n_out - o);
+            unsigned nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+            for (; nan != 0; nan &= nan - 1) {
+                size_t at = o + (size_t)__builtin_ctz(nan);
+                k3i_gemm_mxfp4_bf16__avx512(y + at, g->y_stride, x + r * x_stride, x_stride,
+                                            g->w + at * (g->k / 2), g->scale + at * (g->k / 32), 1,
+                                            1, g->k);
+            }
+        }
     }
-    return low >= 32 && high <= 252;
 }
 
 void ISA_NAME(gemm_mxfp4_bf16)(float *y, size_t y_stride, const uint16_t *x, size_t x_stride,
                                const uint8_t *packed, const uint8_t *scale, size_t n_row,
                                size_t n_out, size_t k)
 {
-    codes t;
-    codes_init(&t);
-    gemm g = {y, y_stride, x, x_stride, packed, scale, n_row, n_out, k, &t};
-    if (n_row <= DIRECT_ROWS) {
-        run_direct(&g, W_MXFP4);
-    } else {
-        run_panel(&g);
+    static const strips_fn strips[] = {NULL, strips_W_MXFP4_1, strips_W_MXFP4_2, strips_W_MXFP4_3,
+                                       strips_W_MXFP4_4};
+    uint16_t ordered[X_ELEMS] __attribute__((aligned(64)));
+    size_t keep = X_ELEMS / k; /* rows */
+    if (keep == 0) {
+        k3i_gemm_mxfp4_bf16__avx512(y, y_stride, x, x_stride, packed, scale, n_row, n_out, k);
+        return;
     }
-    for (size_t o = 0; o < n_out; o++) {
-        if (!scales_are_ordinary(scale + o * (k / 32), k / 32))
-            k3i_gemm_mxfp4_bf16__avx512(y + o, y_stride, x, x_stride, packed + o * (k / 2),
-                                        scale + o * (k / 32), n_row, 1, k);
+    keep = keep > MR ? keep / MR * MR : keep;
+    for (size_t r = 0, n; r < n_row; r += n) {
+        n = n_row - r < keep ? n_row - r : keep;
+        for (size_t i = 0; i < n; i++)
+            order_row(ordered + i * k, x + (r + i) * x_stride, k);
+        const gemm g = {y + r * y_stride, y_stride, ordered, k, packed, scale, n_out, k};
+        sweep(&g, strips, 0, n);
+        redo_nan(&g, x + r * x_stride, x_stride, n);
     }
 }

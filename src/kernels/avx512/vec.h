@@ -216,14 +216,36 @@ INLINE vec v_addsub(vec a, vec b)
     return _mm512_mask_sub_ps(_mm512_add_ps(a, b), 0x5555, a, b);
 }
 
-/* Sums of the lanes of four vectors. The tree, the same for every sum in this folder: lane i with i
- * + 8, then + 4,
- * + 2, + 1. */
+/* Sums of lanes. The tree, the same for every sum in this folder: lane i with i + 8, then + 4,
+ * + 2, + 1. A level halves the vectors: of two of them, the halves to keep stay and the other
+ * halves change places, so that one addition serves both. */
+
+/* The first two levels of four vectors; quarter i of the result belongs to vector i. */
+INLINE vec v_quarters(vec a, vec b, vec c, vec d)
+{
+    const __m512i swap =
+        _mm512_set_epi32(27, 26, 25, 24, 15, 14, 13, 12, 19, 18, 17, 16, 7, 6, 5, 4);
+    vec ac = v_add(_mm512_mask_blend_ps(0xff00, a, c), _mm512_shuffle_f32x4(a, c, 0x4e));
+    vec bd = v_add(_mm512_mask_blend_ps(0xff00, b, d), _mm512_shuffle_f32x4(b, d, 0x4e));
+    return v_add(_mm512_mask_blend_ps(0xf0f0, ac, bd), _mm512_permutex2var_ps(ac, swap, bd));
+}
+
+/* The other two levels of four such vectors; lane 4 i + j belongs to quarter j of vector i. */
+INLINE vec v_sum_quarters(vec a, vec b, vec c, vec d)
+{
+    const __m512i swap =
+        _mm512_set_epi32(30, 15, 28, 13, 26, 11, 24, 9, 22, 7, 20, 5, 18, 3, 16, 1);
+    const __m512i turn = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    vec ac = v_add(_mm512_mask_blend_ps(0xcccc, a, c), _mm512_shuffle_ps(a, c, 0x4e));
+    vec bd = v_add(_mm512_mask_blend_ps(0xcccc, b, d), _mm512_shuffle_ps(b, d, 0x4e));
+    vec s = v_add(_mm512_mask_blend_ps(0xaaaa, ac, bd), _mm512_permutex2var_ps(ac, swap, bd));
+    return _mm512_permutexvar_ps(turn, s);
+}
+
+/* Sums of the lanes of four vectors. */
 INLINE __m128 v_sum4(vec a, vec b, vec c, vec d)
 {
-    vec ab = v_add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-    vec cd = v_add(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
-    vec s = v_add(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    vec s = v_quarters(a, b, c, d);
     s = v_add(s, _mm512_permute_ps(s, 0x4e));
     s = v_add(s, _mm512_permute_ps(s, 0xb1));
     __m512i first = _mm512_castsi128_si512(_mm_set_epi32(12, 8, 4, 0));
