@@ -14,7 +14,7 @@ demo: build
 test: build
 	tools/test.sh
 
-test-vllm: build
+test-vllm: setup
 	tools/test-vllm.sh
 
 clean:

@@ -1,41 +1,147 @@
 #!/usr/bin/env python3
-"""What a decode step costs under vLLM beyond libk3's own time, by batch size.
+"""A step under vLLM beside a step of `k3 serve`: same model, same requests, same batch, one run.
 
-    python bench/vllm_overhead.py models/mini [models/mini-dspark]
+    build/venv-vllm/bin/python bench/vllm_overhead.py models/mini [models/mini-dspark] [--batch 8] [--rounds 15]
 
-Runs in the environment of `make test-vllm` (build/venv-vllm). The engine's clocks are inside the calls,
-so both figures of a line come from the same steps; repeated three times, all shown.
+The environment is that of `make test-vllm`. Both take turns, round by round, with one request of `batch` prompts each; the
+one that waits sleeps. A step of `k3 serve` is what its client sees, HTTP included; vLLM runs in this process
+(`LLM.generate`), so everything it does for a step is in the figure. It is split into
+
+    libk3   inside k3_forward, k3_commit and k3_draft (the library's own clocks)
+    plugin  the rest of K3Worker's calls: this project's Python
+    vLLM    everything else: its scheduler, output processing and detokenization
+
+Ratios are medians over rounds of figures measured next to each other.
 """
 
+import argparse
+import json
 import os
-import sys
+import pathlib
+import re
+import socket
+import statistics
+import subprocess
 import time
+import urllib.request
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+K3 = pathlib.Path(__file__).resolve().parent.parent / "build/release/bin/k3"
+WORKER_CALLS = ("execute_model", "sample_tokens", "take_draft_token_ids")
+
+
+class Own:
+    """`k3 serve` and its one client."""
+
+    def __init__(self, model: str, draft: dict | None, batch: int):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        command = [os.environ.get("K3", str(K3)), "serve", model, "--port", self.url.rsplit(":", 1)[1],
+                   "--max-model-len", "1024", "--max-num-seqs", str(batch)]  # fmt: skip
+        if draft:
+            command += ["--speculative-config", json.dumps({**draft, "adaptive": False})]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(300):
+            try:
+                self.steps()
+                return
+            except OSError:
+                time.sleep(0.1)
+        raise SystemExit("k3 serve did not start")
+
+    def steps(self) -> int:
+        with urllib.request.urlopen(self.url + "/metrics") as answer:
+            return int(float(re.search(r"^vllm:iteration_tokens_total_count.* (\S+)$", answer.read().decode(), re.M)[1]))
+
+    def round(self, prompts, n: int) -> float:
+        """Seconds per step."""
+        body = {"model": self.model(), "prompt": prompts, "max_tokens": n, "temperature": 0, "ignore_eos": True}
+        request = urllib.request.Request(
+            self.url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        before, start = self.steps(), time.perf_counter()
+        with urllib.request.urlopen(request) as answer:
+            self.texts = [choice["text"] for choice in json.load(answer)["choices"]]
+        return (time.perf_counter() - start) / (self.steps() - before)
+
+    def model(self) -> str:
+        with urllib.request.urlopen(self.url + "/v1/models") as answer:
+            return json.load(answer)["data"][0]["id"]
+
+
+class Vllm:
+    def __init__(self, model: str, draft: dict | None, batch: int):
+        from vllm import LLM
+
+        self.llm = LLM(
+            model=model, max_model_len=1024, max_num_seqs=batch, kv_cache_memory_bytes=1 << 28,
+            speculative_config=draft,
+        )  # fmt: skip
+        worker = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+        self.stats, self.in_worker = worker.engine.stats, 0.0
+        for name in WORKER_CALLS:
+            setattr(worker, name, self._timed(getattr(worker, name)))
+
+    def _timed(self, call):
+        def timed(*args):
+            start = time.perf_counter()
+            try:
+                return call(*args)
+            finally:
+                self.in_worker += time.perf_counter() - start
+
+        return timed
+
+    def round(self, prompts, n: int) -> tuple[float, float, float]:
+        """Seconds per step: all, in the worker's calls, in libk3."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0, max_tokens=n, ignore_eos=True)
+        before, self.in_worker, start = self.stats(), 0.0, time.perf_counter()
+        outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        wall, after = time.perf_counter() - start, self.stats()
+        self.texts = [output.outputs[0].text for output in outputs]
+        steps = after.steps - before.steps
+        clocks = ("forward_ns", "commit_ns", "draft_ns")
+        inside = sum(getattr(after, name) - getattr(before, name) for name in clocks) / 1e9
+        return wall / steps, self.in_worker / steps, inside / steps
 
 
 def main() -> None:
-    from vllm import LLM, SamplingParams
-
-    model, draft = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
-    options = {"speculative_config": {"method": "dspark", "model": draft, "num_speculative_tokens": 7}} if draft else {}
-    llm = LLM(model=model, max_model_len=1024, max_num_seqs=8, kv_cache_memory_bytes=1 << 28, **options)
-    stats = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.engine.stats
-    params = SamplingParams(temperature=0, max_tokens=128, ignore_eos=True)
-    print("batch  run  steps  ms/step  of it libk3  ratio")
-    for batch in (1, 8):
-        prompts = [{"prompt_token_ids": [10 + i, 20, 30]} for i in range(batch)]
-        for run in range(4):
-            before, start = stats(), time.perf_counter()
-            llm.generate(prompts, params, use_tqdm=False)
-            wall, after = time.perf_counter() - start, stats()
-            steps = after.steps - before.steps
-            clocks = ("forward_ns", "commit_ns", "draft_ns")
-            inside = sum(getattr(after, name) - getattr(before, name) for name in clocks) / 1e9
-            if run:  # the first one warms up
-                print(f"{batch:5}  {run:3}  {steps:5}  {1e3 * wall / steps:7.2f}  {1e3 * inside / steps:11.2f}  {wall / inside:5.2f}")
-    llm.llm_engine.engine_core.shutdown()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("draft", nargs="?")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--tokens", type=int, default=128)
+    args = parser.parse_args()
+    draft = {"method": "dspark", "model": args.draft, "num_speculative_tokens": 7} if args.draft else None
+    prompts = [[10 + i, 20, 30] for i in range(args.batch)]
+    vllm, own = Vllm(args.model, draft, args.batch), Own(args.model, draft, args.batch)
+    rows = []
+    try:
+        for i in range(args.rounds + 2):  # two warm up
+            first = own.round(prompts, args.tokens) if i % 2 else None
+            whole, worker, library = vllm.round(prompts, args.tokens)
+            mine = first or own.round(prompts, args.tokens)
+            assert own.texts == vllm.texts, "the two give different answers"
+            rows.append((mine, whole, library, worker - library, whole - worker))
+    finally:
+        own.process.terminate()
+        vllm.llm.llm_engine.engine_core.shutdown()
+    del rows[:2]
+    ms = [1e3 * statistics.median(column) for column in zip(*rows)]
+    print(f"batch {args.batch}, {len(rows)} rounds of {args.tokens} tokens{', with drafts' if draft else ''}; ms per step (medians)")
+    print(f"k3 serve {ms[0]:.3f}; vLLM {ms[1]:.3f} = libk3 {ms[2]:.3f} + plugin {ms[3]:.3f} + vLLM's own {ms[4]:.3f}")
+    for name, pick in (
+        ("whole step under vLLM / step of k3 serve", lambda r: r[1] / r[0]),
+        ("libk3 + plugin / step of k3 serve", lambda r: (r[2] + r[3]) / r[0]),
+        ("libk3 under vLLM / step of k3 serve", lambda r: r[2] / r[0]),
+    ):
+        ratios = sorted(map(pick, rows))
+        print(f"{name}: {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
 
 
 if __name__ == "__main__":

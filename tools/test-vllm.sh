@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests the vLLM plugin in a real vLLM: makes a virtual environment, installs the pinned vLLM without its GPU packages,
-# builds and installs the wheel, runs tests/vllm. Prints SKIPPED where vLLM cannot be installed.
+# builds and installs the wheel, runs tests/vllm. Where vLLM cannot be installed it says SKIPPED: nothing was tested then.
 #
 #   tools/test-vllm.sh [pytest arguments]
 #
@@ -37,7 +37,8 @@ start=$SECONDS
 if ! "$venv/bin/python" -c "import importlib.metadata as m; assert m.version('vllm') == '$version'" 2>/dev/null; then
     rm -rf "$venv"
     if ! install_vllm; then
-        echo "SKIPPED: vLLM $version cannot be installed here (see above)"
+        rm -rf "$venv"
+        echo "SKIPPED: no test of the plugin in vLLM was run, because vLLM $version cannot be installed here (see above)"
         exit 0
     fi
 fi

@@ -29,7 +29,7 @@ def generate(prompt, n: int) -> list[int]:
 class FakeEngine:
     latent_bytes, state_bytes = 960, 600_000
     draft_hits = 5  # drafts agree for hash % (draft_hits + 1) tokens
-    instances: list["FakeEngine"] = []
+    instances: list["FakeEngine"] = []  # that run, not those opened to see whether it works
 
     def __init__(self, options, log=None, path=None):
         self.options = options
@@ -43,9 +43,9 @@ class FakeEngine:
         self.snapshots: dict[int, tuple[int, list]] = {}  # block -> (part, text)
         self.images: dict[int, int] = {}
         self.counts = dict(steps=0, rows=0, restores=0, snapshots=0, drafts=0, kept=0, images=0)
-        FakeEngine.instances.append(self)
 
     def kv_init(self, config):
+        FakeEngine.instances.append(self)
         self.block = config.block_tokens
         self.num_blocks = config.num_blocks
         self.pages: dict[int, list] = {}

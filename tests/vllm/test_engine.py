@@ -8,6 +8,7 @@ import math
 import os
 import re
 import subprocess
+import sys
 
 import pytest
 from conftest import REPO, not_run
@@ -101,7 +102,7 @@ def test_alone_batched_and_again_as_k3_run(engines, prompts, answers, spec):
         assert metric(llm, "vllm:spec_decode_num_accepted_tokens") > 0
 
 
-@pytest.mark.parametrize("chunk, spec", [(BLOCK - 1, 0), (BLOCK + 1, 7), (2 * BLOCK, 2)])
+@pytest.mark.parametrize("chunk, spec", [(BLOCK - 1, 0), (BLOCK, 7), (BLOCK + 1, 7), (2 * BLOCK, 2)])
 def test_any_chunk_size(engines, prompts, answers, chunk, spec):
     assert greedy(engines(chunk=chunk, spec=spec, seqs=4), prompts) == answers
 
@@ -111,6 +112,12 @@ def test_preempted_and_resumed(engines, prompts, answers, spec):
     llm = engines(pages=24, seqs=6, length=512, spec=spec)
     assert greedy(llm, prompts) == answers
     assert metric(llm, "vllm:num_preemptions") > 0
+
+
+def test_many_short_requests_over_few_slots(engines, prompts, answers):
+    n = 5
+    got = greedy(engines(seqs=2, spec=2), 5 * prompts[:5], n)
+    assert got == 5 * [ids[:n] for ids in answers[:5]]
 
 
 def test_without_prefix_caching(engines, prompts, answers):
@@ -138,16 +145,53 @@ def test_drafts_of_one_request_do_not_wait_for_prompts_of_others(engines, prompt
         assert list(done[str(i)].token_ids)[: len(want)] == want
 
 
+SPEC_METRICS = ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
+
+
+def spec_counts(llm) -> tuple[list[int], list[int]]:
+    """(drafted, accepted) as vLLM and as libk3 count them."""
+    ours = stats(llm)
+    return [metric(llm, name) for name in SPEC_METRICS], [ours.spec_rows, ours.spec_accepted]
+
+
 def test_acceptance_is_counted_as_the_engine_counts_it(engines, prompts):
-    llm = engines(spec=7, enable_prefix_caching=False)
-    before = stats(llm)
-    names = ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
-    counted = [metric(llm, name) for name in names]
-    greedy(llm, prompts)
-    after = stats(llm)
-    assert [metric(llm, name) - old for name, old in zip(names, counted)] == [
-        after.spec_rows - before.spec_rows, after.spec_accepted - before.spec_accepted,
+    for options in ({"enable_prefix_caching": False}, {"chunk": BLOCK, "seqs": 3}, {"pages": 24, "seqs": 6, "length": 512}):
+        llm = engines(spec=7, **options)
+        before = spec_counts(llm)
+        greedy(llm, prompts)
+        sampled = [vllm.SamplingParams(temperature=1.0, seed=i, max_tokens=LENGTH) for i in range(len(prompts))]
+        llm.generate([{"prompt_token_ids": p} for p in prompts], sampled, use_tqdm=False)
+        theirs, ours = ([new - old for new, old in zip(*pair)] for pair in zip(spec_counts(llm), before))
+        assert theirs == ours and 0 < ours[1] < ours[0], options
+
+
+def test_a_draft_that_knows_nothing_changes_nothing(model, prompts, answers, tmp_path):
+    """Random weights of the right shapes: hardly a draft is accepted, and every answer stays the same."""
+    command = [
+        sys.executable, REPO / "tools" / "make_checkpoint.py", "random", tmp_path / "target", "--draft", tmp_path / "draft",
+        *shape_of(model),
     ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    kept = {0: vllm.LLM(
+        model=model, max_model_len=512, block_size=BLOCK, kv_cache_memory_bytes=1 << 26, disable_log_stats=False,
+        max_num_seqs=8,
+        speculative_config={"method": "dspark", "model": str(tmp_path / "draft"), "num_speculative_tokens": 3},
+    )}  # fmt: skip
+    try:
+        assert greedy(kept[0], prompts) == answers
+        theirs, ours = spec_counts(kept[0])
+        assert theirs == ours and ours[0] > 100 and ours[1] < ours[0] / 20
+    finally:
+        close(kept)
+
+
+def shape_of(model: str) -> list[str]:
+    """What tools/make_checkpoint.py must be told for a draft that fits the model."""
+    with open(os.path.join(model, "config.json")) as file:
+        text = json.load(file)["text_config"]
+    mla = text["linear_attn_config"]["full_attn_layers"]
+    return ["--hidden", str(text["hidden_size"]), "--layers", str(text["num_hidden_layers"]),
+            "--mla-layers", ",".join(map(str, mla)), "--vocab", str(text["vocab_size"])]  # fmt: skip
 
 
 def stats(llm):
@@ -179,25 +223,36 @@ def test_sampled_text_is_the_same_with_and_without_drafts(engines, prompts):
 
 
 def test_sampling_with_drafts_has_the_target_distribution(engines, prompts):
-    """Second token of many answers against the model's own probabilities (chi-square, 99.9 %)."""
+    """Second tokens of many answers, of which drafts decide most, against the model's own probabilities (chi-square,
+    99.9 %). The prompt is the one whose second token is least certain, so that there is something to get wrong."""
     llm, n = engines(spec=7), 600
-    prompt = prompts[-1]
-    first = greedy(llm, [prompt], 1)[0]
-    ask = vllm.SamplingParams(temperature=1.0, max_tokens=1, logprobs=20, seed=0)
-    entry = llm.generate({"prompt_token_ids": prompt + first}, ask, use_tqdm=False)[0].outputs[0].logprobs[0]
-    probs = {token: math.exp(e.logprob) for token, e in entry.items()}
-    forced = vllm.SamplingParams(temperature=1.0, max_tokens=2, n=n, seed=1234)
-    outputs = llm.generate({"prompt_token_ids": prompt}, forced, use_tqdm=False)[0].outputs
-    second = [list(o.token_ids)[1] for o in outputs if list(o.token_ids)[:1] == first and len(o.token_ids) == 2]
-    expected = {t: p * len(second) for t, p in probs.items() if p * len(second) >= 5}
-    rest = len(second) - sum(expected.values())
-    counts = [(sum(token == t for token in second), e) for t, e in expected.items()]
-    counts.append((len(second) - sum(c for c, _ in counts), rest))
-    chi2 = sum((c - e) ** 2 / e for c, e in counts if e > 0)
-    degrees = len([1 for _, e in counts if e > 0]) - 1
+
+    def bins(prompt):
+        """(first token, {second token: expected draws, if 5 or more})"""
+        ask = vllm.SamplingParams(temperature=1.0, max_tokens=1, logprobs=20, seed=0)
+        first = llm.generate({"prompt_token_ids": prompt}, ask, use_tqdm=False)[0].outputs[0].logprobs[0]
+        token = max(first, key=lambda t: first[t].logprob)
+        second = llm.generate({"prompt_token_ids": [*prompt, token]}, ask, use_tqdm=False)[0].outputs[0].logprobs[0]
+        share = math.exp(first[token].logprob)
+        return token, {t: math.exp(e.logprob) for t, e in second.items() if share * n * math.exp(e.logprob) >= 5}
+
+    best = max(prompts, key=lambda prompt: len(bins(prompt)[1]))
+    first, probs = bins(best)
+    before = stats(llm).spec_rows
+    params = vllm.SamplingParams(temperature=1.0, max_tokens=3, n=n, seed=1234, ignore_eos=True)
+    outputs = llm.generate({"prompt_token_ids": best}, params, use_tqdm=False)[0].outputs
+    draws = [o.token_ids[1] for o in outputs if o.token_ids[0] == first]
+    counts = [(draws.count(token), p * len(draws)) for token, p in probs.items()]
+    counts.append((len(draws) - sum(c for c, _ in counts), len(draws) * (1 - sum(probs.values()))))
+    if counts[-1][1] < 5:  # too rare for a bin of its own
+        (a, x), (b, y) = counts.pop(), counts.pop()
+        counts.append((a + b, x + y))
+    chi2 = sum((c - e) ** 2 / e for c, e in counts)
+    degrees = len(counts) - 1
     limit = degrees * (1 - 2 / (9 * degrees) + 3.0902 * math.sqrt(2 / (9 * degrees))) ** 3
-    print(f"{len(second)} draws, {degrees} degrees of freedom, chi-square {chi2:.1f} of {limit:.1f}")
-    assert len(second) >= 50 and chi2 < limit
+    print(f"{len(draws)} draws, {degrees} degrees of freedom, chi-square {chi2:.1f} of {limit:.1f}")
+    assert stats(llm).spec_rows - before >= n and degrees >= 2
+    assert chi2 < limit
 
 
 @pytest.mark.parametrize("spec", [0, 7])

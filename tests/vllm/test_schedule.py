@@ -188,31 +188,3 @@ def test_pictures_cut_by_chunks_and_encoded_once(start):
     tokens = {tuple(output.outputs[0].token_ids) for output in (*first, again)}
     assert len(tokens) == 1
     assert FakeEngine.instances[0].counts["images"] == 1
-
-
-@pytest.mark.parametrize(
-    "options, sentence",
-    [
-        ({"tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, "--distributed-executor-backend uni"),
-        ({"pipeline_parallel_size": 2}, "(?i)pipeline.parallel"),
-        ({"distributed_executor_backend": "mp"}, "--distributed-executor-backend mp"),
-        ({"kv_cache_dtype": "fp8_e4m3"}, "--kv-cache-dtype fp8_e4m3"),
-        ({"enable_lora": True}, "LoRA is not supported"),
-        ({"enable_prompt_embeds": True}, "--enable-prompt-embeds"),
-        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative method 'ngram'"),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused_by_name(model, options, sentence):
-    from vllm.engine.arg_utils import EngineArgs
-
-    with pytest.raises(Exception, match=sentence):
-        EngineArgs(model=model, max_model_len=1024, **options).create_engine_config()
-
-
-@pytest.mark.parametrize(
-    "additional, sentence",
-    [({"colour": 1}, "unknown key 'colour'"), ({"isa": "mmx"}, "isa")],
-)
-def test_engine_options_are_checked(model, additional, sentence):
-    with pytest.raises(Exception, match=sentence):
-        vllm.LLM(model=model, max_model_len=512, kv_cache_memory_bytes=1 << 26, additional_config=additional)

@@ -4,9 +4,11 @@ Pinned and tested: vLLM 0.33.0. When a newer version is tried, tests/vllm/test_c
 moved; the answer belongs here.
 """
 
-from vllm.logger import init_logger
+import os
+import sys
+from typing import NoReturn
 
-logger = init_logger(__name__)
+from k3_vllm import lib
 
 PINNED = "0.33.0"
 ARCHITECTURES = ("KimiK3ForConditionalGeneration",)
@@ -43,6 +45,10 @@ def register() -> None:
     from vllm.tokenizers.registry import TokenizerRegistry
 
     patch()
+    try:
+        lib.load()
+    except lib.K3Error as err:
+        refuse(err)
     for arch in (*ARCHITECTURES, DRAFT_ARCHITECTURE):
         registry.ModelRegistry.models.pop(arch, None)  # vLLM's GPU classes of the same names
         registry.ModelRegistry.register_model(arch, f"k3_vllm.model:{arch}")
@@ -106,6 +112,13 @@ def kv_cache_specs(*, block_tokens: int, page_bytes: int, n_state_parts: int, la
             shapes=((page_bytes,),), dtypes=(torch.uint8,), page_size_padded=page_bytes, mamba_cache_mode=mode,
         )
     return specs
+
+
+def refuse(err: Exception) -> NoReturn:
+    """vLLM's programs would wrap the sentence into tracebacks of all their layers: there, it is the last word."""
+    if os.path.basename(sys.argv[0]) == "vllm" or "/vllm/entrypoints/" in sys.argv[0]:
+        raise SystemExit(f"error: {err}")
+    raise err
 
 
 def validate_request(processed_inputs, params) -> None:

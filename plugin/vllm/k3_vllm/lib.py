@@ -1,13 +1,14 @@
 """ctypes binding of include/k3/k3.h: the structs, the calls, errors as exceptions.
 
 Everything here mirrors the header one to one; a library of another ABI version is refused.
-Arrays cross the boundary as numpy pointers (no copies); they need to live only during the call.
+Arrays cross the boundary by their address (no copies); they need to live only during the call.
 """
 
 import ctypes
 import json
 import os
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from array import array
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 
 import numpy as np
 
@@ -16,8 +17,6 @@ SLOT_KEEP, SLOT_RESET, SLOT_RESTORE = range(3)
 E_NONFINITE = -11
 
 I32 = POINTER(c_int32)
-U64 = POINTER(c_uint64)
-F32 = POINTER(c_float)
 LogFn = ctypes.CFUNCTYPE(None, c_void_p, c_int32, c_char_p)
 GatherFn = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t)
 _PYBUF_WRITE = 0x200  # PyBUF_WRITE of CPython: the view may be written to
@@ -42,8 +41,8 @@ class _Struct(ctypes.Structure):
 
 
 def _fields(spec: str) -> list:
-    """Parses 'type name name; type name' into ctypes fields."""
-    kinds = {"u32": c_uint32, "i32": c_int32, "i64": c_int64, "i32*": I32, "u64*": U64, "f32*": F32}
+    """Parses 'type name name; type name' into ctypes fields; pointers are plain addresses."""
+    kinds = {"u32": c_uint32, "i32": c_int32, "i64": c_int64, "i32*": c_void_p, "u64*": c_void_p, "f32*": c_void_p}
     out = []
     for part in spec.split(";"):
         kind, *names = part.split()
@@ -91,7 +90,7 @@ class DraftArgs(_Struct):
 class Image(ctypes.Structure):
     _fields_ = [
         ("key", c_uint64),
-        ("pixels", F32),
+        ("pixels", c_void_p),
         ("n_patches", c_int32),
         ("grid_t", c_int32),
         ("grid_h", c_int32),
@@ -106,12 +105,17 @@ class Stats(_Struct):
     )
 
 
-def i32(values) -> np.ndarray:
-    return np.ascontiguousarray(values, dtype=np.int32)
+def i32(values) -> array:
+    """An array of int32. A step makes twenty short ones: this is three times as fast as numpy's."""
+    return array("i", values)
 
 
-def _ptr(array: np.ndarray | None, kind):
-    return None if array is None else array.ctypes.data_as(kind)
+def u64(values) -> array:
+    return array("Q", values)
+
+
+def _address(values: array) -> int:
+    return values.buffer_info()[0]
 
 
 def library_path() -> str:
@@ -174,7 +178,7 @@ class Text:
         cap, n, error = len(data) + 1024, c_int32(), ctypes.create_string_buffer(1024)
         while True:  # a second time only if the first guess of the length was too small
             ids = np.empty(cap, dtype=np.int32)
-            status = call(self._handle, data, *args, _ptr(ids, I32), cap, ctypes.byref(n), error, len(error))
+            status = call(self._handle, data, *args, ids.ctypes.data_as(I32), cap, ctypes.byref(n), error, len(error))
             if status != 0:
                 raise ValueError(error.value.decode(errors="replace"))
             if n.value <= cap:
@@ -183,7 +187,7 @@ class Text:
 
 
 class Engine:
-    """One k3_engine. Methods raise K3Error; arguments are numpy arrays of the header's types."""
+    """One k3_engine. Methods raise K3Error; arguments are arrays of the header's types."""
 
     def __init__(self, options: dict, log=None, path: str | None = None):
         self._lib = load(path)
@@ -239,22 +243,22 @@ class Engine:
             n_logit_rows=len(arrays["logit_row"]),
             n_media=len(arrays["media_key"]),
             n_snap=len(arrays["snap_req"]),
-            **{name: _ptr(array, U64 if name == "media_key" else I32) for name, array in arrays.items()},
+            **{name: _address(values) for name, values in arrays.items()},
         )
         stride = logits.shape[1] if logits.size else int(self.info.vocab_size)
         self._check(
-            self._lib.k3_forward(self._handle, ctypes.byref(batch), logits.ctypes.data_as(c_void_p), stride)
+            self._lib.k3_forward(self._handle, ctypes.byref(batch), logits.ctypes.data, stride)
         )
 
     def commit(self, accepted, snap_req, snap_pos, snap_block, req_status):
         args = CommitArgs(
             n_reqs=len(accepted),
             n_snap=len(snap_req),
-            accepted=_ptr(accepted, I32),
-            snap_req=_ptr(snap_req, I32),
-            snap_pos=_ptr(snap_pos, I32),
-            snap_block=_ptr(snap_block, I32),
-            req_status=_ptr(req_status, I32),
+            accepted=_address(accepted),
+            snap_req=_address(snap_req),
+            snap_pos=_address(snap_pos),
+            snap_block=_address(snap_block),
+            req_status=_address(req_status),
         )
         self._check(self._lib.k3_commit(self._handle, ctypes.byref(args)))
 
@@ -263,16 +267,16 @@ class Engine:
         args = DraftArgs(
             n_reqs=len(req),
             n_draft=n_draft,
-            req=_ptr(req, I32),
-            last_token=_ptr(last_token, I32),
-            ids=_ptr(ids, I32),
+            req=_address(req),
+            last_token=_address(last_token),
+            ids=ids.ctypes.data,
         )
         self._check(self._lib.k3_draft(self._handle, ctypes.byref(args)))
         return ids
 
     def encode_image(self, key: int, pixels: np.ndarray, grid: tuple[int, int, int]):
         pixels = np.ascontiguousarray(pixels, dtype=np.float32)
-        image = Image(key, _ptr(pixels, F32), len(pixels), *grid)
+        image = Image(key, pixels.ctypes.data, len(pixels), *grid)
         self._check(self._lib.k3_encode_image(self._handle, c_int32(1), ctypes.byref(image)))
 
     def free_image(self, key: int):

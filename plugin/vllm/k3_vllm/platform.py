@@ -8,12 +8,10 @@ answers questions about the device.
 import os
 
 import torch
-from vllm.logger import init_logger
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from k3_vllm import compat
-
-logger = init_logger(__name__)
+from k3_vllm import compat, lib
+from k3_vllm.options import engine_options
 
 # Runner V2 of vLLM needs Triton; the scheduler's V1 dialect does not. Both are understood by the
 # runner. torch threads would only compete with the engine's own team.
@@ -86,7 +84,11 @@ class K3Platform(Platform):
     @classmethod
     def check_and_update_config(cls, vllm_config) -> None:
         compat.patch()
-        refuse_unsupported(vllm_config)
+        try:
+            refuse_unsupported(vllm_config)
+            try_to_open(vllm_config)
+        except (ValueError, lib.K3Error) as err:
+            compat.refuse(err)
         parallel = vllm_config.parallel_config
         if parallel.worker_cls == "auto":
             parallel.worker_cls = "k3_vllm.worker.K3Worker"
@@ -113,49 +115,84 @@ def get_available_memory() -> tuple[int, int]:
     return values["MemTotal"] - values["MemAvailable"], values["MemAvailable"]
 
 
+# Settings that libk3 has no use for; any value but none is refused. A version of vLLM without one of them is fine.
+UNSUPPORTED = {
+    "parallel_config.enable_expert_parallel": "--enable-expert-parallel",
+    "parallel_config.enable_eplb": "--enable-eplb",
+    "parallel_config.enable_dbo": "--enable-dbo",
+    "kv_transfer_config": "--kv-transfer-config",
+    "ec_transfer_config": "--ec-transfer-config",
+    "weight_transfer_config": "--weight-transfer-config",
+    "offload_config.uva.cpu_offload_gb": "--cpu-offload-gb",
+    "offload_config.prefetch.offload_group_size": "--offload-group-size",
+    "attention_config.backend": "--attention-backend",
+    "aux_output_config.enable_return_routed_experts": "--enable-return-routed-experts",
+    "model_config.hf_overrides": "--hf-overrides",
+    "model_config.logits_processors": "--logits-processors",
+    "model_config.enable_sleep_mode": "--enable-sleep-mode",
+    "model_config.enable_prompt_embeds": "--enable-prompt-embeds",
+    "model_config.enable_trace_replay": "--enable-trace-replay",
+    "model_config.return_sampling_mask": "--return-sampling-mask",
+    "model_config.use_fp64_gumbel": "--use-fp64-gumbel",
+    "model_config.multimodal_config.enable_mm_embeds": "--enable-mm-embeds",
+    "model_config.multimodal_config.mm_encoder_only": "--mm-encoder-only",
+    "cache_config.prefix_match_unit": "--prefix-match-unit",
+    "cache_config.use_replayssm": "--use-replayssm",
+    "speculative_config.enable_adaptive_verification": "adaptive verification",
+}
+
+# Settings of which only these values are understood.
+ALLOWED = {
+    "model_config.runner_type": ("--runner", ("generate",)),
+    "load_config.load_format": ("--load-format", ("auto", "safetensors")),
+    "cache_config.cache_dtype": ("--kv-cache-dtype", ("auto", "bfloat16")),
+    "cache_config.mamba_cache_dtype": ("--mamba-cache-dtype", ("auto", "float32")),
+    "cache_config.mamba_ssm_cache_dtype": ("--mamba-ssm-cache-dtype", ("auto", "float32")),
+    "cache_config.mamba_cache_mode": ("--mamba-cache-mode", ("none", "align")),
+    "model_config.dtype": ("--dtype", (torch.bfloat16, torch.float32)),
+    "parallel_config.nnodes": ("--nnodes", (1,)),
+    "parallel_config.pipeline_parallel_size": ("--pipeline-parallel-size", (1,)),
+    "parallel_config.data_parallel_size": ("--data-parallel-size", (1,)),
+    "parallel_config.decode_context_parallel_size": ("--decode-context-parallel-size", (1,)),
+    "parallel_config.prefill_context_parallel_size": ("--prefill-context-parallel-size", (1,)),
+    "speculative_config.method": ("speculative method", ("dspark",)),
+    "speculative_config.num_speculative_tokens": ("num_speculative_tokens", tuple(range(1, 17))),
+    "speculative_config.draft_sample_method": ("draft_sample_method", ("greedy",)),
+    "speculative_config.rejection_sample_method": ("rejection_sample_method", ("standard",)),
+}
+
+
 def refuse_unsupported(vllm_config) -> None:
     """Raises one clear sentence for the first option that the plugin cannot honour."""
-    model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
-    spec = vllm_config.speculative_config
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
     if model is None:
         return
     arch = model.architectures[0] if model.architectures else "?"
-    reasons = [
-        (arch not in compat.ARCHITECTURES, f"architecture {arch} (only {', '.join(compat.ARCHITECTURES)})"),
-        (model.runner_type != "generate", f"--runner {model.runner_type}"),
-        (parallel.pipeline_parallel_size > 1, "--pipeline-parallel-size above 1"),
-        (getattr(parallel, "nnodes", 1) > 1, "--nnodes above 1"),
-        (
-            parallel.distributed_executor_backend not in (None, _executor(parallel)),
-            f"--distributed-executor-backend {parallel.distributed_executor_backend}"
-            f" with --tensor-parallel-size {parallel.tensor_parallel_size} (only {_executor(parallel)})",
-        ),
-        (parallel.data_parallel_size > 1, "--data-parallel-size above 1"),
-        (getattr(parallel, "decode_context_parallel_size", 1) > 1, "--decode-context-parallel-size above 1"),
-        (getattr(parallel, "prefill_context_parallel_size", 1) > 1, "--prefill-context-parallel-size above 1"),
-        (getattr(parallel, "enable_expert_parallel", False), "--enable-expert-parallel"),
-        (getattr(parallel, "enable_dbo", False), "--enable-dbo"),
-        (vllm_config.kv_transfer_config is not None, "--kv-transfer-config"),
-        (getattr(vllm_config, "ec_transfer_config", None) is not None, "--ec-transfer-config"),
-        (bool(model.logits_processors), "--logits-processors"),
-        (model.enable_sleep_mode, "--enable-sleep-mode"),
-        (getattr(model, "enable_prompt_embeds", False), "--enable-prompt-embeds"),
-        (getattr(cache, "prefix_match_unit", None) is not None, "--prefix-match-unit"),
-        (cache.cache_dtype not in ("auto", "bfloat16"), f"--kv-cache-dtype {cache.cache_dtype}"),
-        (cache.mamba_cache_mode not in ("none", "align"), f"--mamba-cache-mode {cache.mamba_cache_mode}"),
-        (model.dtype not in (torch.bfloat16, torch.float32), f"--dtype {model.dtype}"),
-        (spec is not None and spec.method != "dspark", f"speculative method {getattr(spec, 'method', None)!r} (only 'dspark')"),
-        (
-            spec is not None and not 1 <= spec.num_speculative_tokens <= 16,
-            f"num_speculative_tokens {getattr(spec, 'num_speculative_tokens', None)} (1 to 16)",
-        ),
-        (spec is not None and bool(getattr(spec, "enable_adaptive_verification", False)), "adaptive verification"),
-        (getattr(spec, "draft_sample_method", "greedy") != "greedy", "draft_sample_method other than 'greedy'"),
-        (
-            getattr(spec, "rejection_sample_method", "standard") != "standard",
-            "rejection_sample_method other than 'standard'",
-        ),
-    ]
-    for wrong, name in reasons:
-        if wrong:
+    if arch not in compat.ARCHITECTURES:
+        raise ValueError(f"k3-vllm does not support architecture {arch} (only {', '.join(compat.ARCHITECTURES)})")
+    for path, name in UNSUPPORTED.items():
+        if _setting(vllm_config, path):
             raise ValueError(f"k3-vllm does not support {name}")
+    for path, (name, allowed) in ALLOWED.items():
+        value = _setting(vllm_config, path)
+        if value is not None and value not in allowed:
+            values = f"{allowed[0]} to {allowed[-1]}" if len(allowed) > 2 else " or ".join(map(str, allowed))
+            raise ValueError(f"k3-vllm does not support {name} {value} (only {values})")
+    if parallel.distributed_executor_backend not in (None, _executor(parallel)):
+        raise ValueError(
+            f"k3-vllm does not support --distributed-executor-backend {parallel.distributed_executor_backend}"
+            f" with --tensor-parallel-size {parallel.tensor_parallel_size} (only {_executor(parallel)})"
+        )
+
+
+def _setting(config, path: str):
+    for name in path.split("."):
+        config = getattr(config, name, None)
+    return config
+
+
+def try_to_open(vllm_config) -> None:
+    """Opens the checkpoint once, before vLLM starts processes: it reads only headers, and a missing library or a
+    damaged file is told in one sentence here instead of by every process that waits for the others."""
+    if vllm_config.model_config is not None:
+        lib.Engine(engine_options(vllm_config, 0)).close()

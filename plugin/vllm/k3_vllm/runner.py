@@ -26,7 +26,7 @@ from vllm.v1.outputs import (
 )
 
 from k3_vllm import lib
-from k3_vllm.sampling import K3Sampler, Row, apply_grammar, request_seed
+from k3_vllm.sampling import K3Sampler, Row, apply_grammar, greedy, is_plain_greedy, request_seed
 
 
 @dataclass
@@ -38,6 +38,7 @@ class Request:
     tables: list[list[int]]  # block ids by KV group
     features: list  # vLLM's MultiModalFeatureSpec, in prompt order
     n_computed: int
+    is_greedy: bool  # the sampler's short way will do
     slot: int | None = None
     slot_op: int = lib.SLOT_KEEP
     prompt_logprobs: LogprobsTensors | None = None
@@ -111,13 +112,16 @@ class K3Runner:
         sampled, logprobs = [], None
         if rows:
             chosen = logits if len(rows) == len(logits) else logits[rows]
-            sampled, logprobs = self.sampler(chosen, [row for step in steps for row in self._rows(step)])
+            if all(step.request.is_greedy for step in steps):
+                sampled = greedy(chosen)
+            else:
+                sampled, logprobs = self.sampler(chosen, [row for step in steps for row in self._rows(step)])
         tokens, kept_rows, at = [], [], 0
         for step in steps:
             n_kept = 0
             if step.samples:
                 n_kept = 1 + _n_accepted(step.drafts, sampled[at:], usable.get(step.req_id, len(step.drafts)))
-            tokens.append([int(token) for token in sampled[at : at + n_kept]])
+            tokens.append(sampled[at : at + n_kept])
             kept_rows.append(range(at, at + n_kept))
             at += len(step.logit_rows)
         self._commit(steps, tokens)
@@ -163,6 +167,7 @@ class K3Runner:
                 tables=[list(ids) for ids in new.block_ids],
                 features=new.mm_features,
                 n_computed=new.num_computed_tokens,
+                is_greedy=is_plain_greedy(new.sampling_params),
             )
         cached = so.scheduled_cached_reqs
         for i, req_id in enumerate(cached.req_ids):
@@ -219,16 +224,16 @@ class K3Runner:
             q_start.append(len(tokens))
             table += request.tables[self.latent_group]
             mla_off.append(len(table))
-            wanted_prompt = self._prompt_rows(step)
-            for row in range(step.n_rows):
-                is_sampled = step.samples and row >= step.n_final - 1
-                if is_sampled:
-                    step.logit_rows.append(len(logit_row))
-                if row < wanted_prompt:
-                    step.prompt_rows.append(len(logit_row))
-                if is_sampled or row < wanted_prompt:
-                    logit_row.append(first + row)
-            media += [(first + at - step.n0, key, row, n) for at, key, row, n in self._media(step)]
+            n_prompt_rows = self._prompt_rows(step)
+            n_sampled = step.n_rows - step.n_final + 1 if step.samples else 0
+            # The first rows for prompt logprobs, the last ones for sampling. No row is both: what follows the last
+            # token of a prompt is not part of the prompt.
+            step.prompt_rows = list(range(len(logit_row), len(logit_row) + n_prompt_rows))
+            logit_row += range(first, first + n_prompt_rows)
+            step.logit_rows = list(range(len(logit_row), len(logit_row) + n_sampled))
+            logit_row += range(len(tokens) - n_sampled, len(tokens))
+            if request.features:
+                media += [(first + at - step.n0, key, row, n) for at, key, row, n in self._media(step)]
             restore += self._restore(request, step.n0)
             snaps += self._snapshot(i, step, step.n0, step.n0 + step.n_final)
         columns = list(zip(*media)) or [()] * 4
@@ -244,10 +249,10 @@ class K3Runner:
             "mla_table": lib.i32(table),
             "logit_row": lib.i32(logit_row),
             "media_token": lib.i32(columns[0]),
-            "media_key": np.array(columns[1], dtype=np.uint64),
+            "media_key": lib.u64(columns[1]),
             "media_row": lib.i32(columns[2]),
             "media_count": lib.i32(columns[3]),
-            "req_status": np.zeros(len(steps), dtype=np.int32),
+            "req_status": lib.i32([0] * len(steps)),
             **_snap_arrays(snaps),
         }
         return arrays, len(logit_row)
@@ -289,7 +294,7 @@ class K3Runner:
             accepted.append(step.n_final + n_extra)
             snaps += self._snapshot(i, step, final, final + n_extra)
             step.request.tokens += new
-        status = np.zeros(len(steps), dtype=np.int32)
+        status = lib.i32([0] * len(steps))
         self.engine.commit(lib.i32(accepted), **_snap_arrays(snaps), req_status=status)
         _refuse_nonfinite(steps, status)
 
@@ -358,9 +363,9 @@ class K3Runner:
         return done
 
 
-def _refuse_nonfinite(steps: list[Step], status: np.ndarray) -> None:
+def _refuse_nonfinite(steps: list[Step], status) -> None:
     """vLLM has no way to end one request with an error; a wrong answer would be worse than no answer."""
-    if status.any():
+    if any(status):
         bad = ", ".join(step.req_id for step, code in zip(steps, status) if code)
         raise lib.K3Error(lib.E_NONFINITE, f"a computed value is not finite in request {bad}")
 
@@ -382,7 +387,7 @@ def _logprob_lists(tensors: LogprobsTensors | None, kept: list[range]) -> Logpro
     return LogprobsLists(ids, values, ranks, starts)
 
 
-def _snap_arrays(snaps: list[tuple]) -> dict[str, np.ndarray]:
+def _snap_arrays(snaps: list[tuple]) -> dict:
     return {
         "snap_req": lib.i32([index for index, _, _ in snaps]),
         "snap_pos": lib.i32([position for _, position, _ in snaps]),

@@ -57,8 +57,6 @@ class K3Sampler:
 
     def __call__(self, logits: np.ndarray, rows: list[Row]):
         """-> (token ids [rows], LogprobsTensors or None). Changes the logits in place."""
-        if all(_is_plain_greedy(row) for row in rows):
-            return logits.argmax(axis=1).tolist(), None
         out = self.sampler(torch.from_numpy(logits), self._metadata(rows))
         return out.sampled_token_ids[:, 0].tolist(), out.logprobs_tensors
 
@@ -106,6 +104,23 @@ class K3Sampler:
                 mask[i] = True
                 mask[i, p.allowed_token_ids] = False
         return mask
+
+
+def is_plain_greedy(params) -> bool:
+    """Whether every token of the request is simply the one with the largest logit, and nothing else is asked for."""
+    return (
+        params.temperature < GREEDY_BELOW
+        and params.logprobs is None
+        and params.min_tokens == 0
+        and not _has_penalties(params)
+        and not params.allowed_token_ids
+        and not params.bad_words_token_ids
+        and not params.logit_bias
+    )
+
+
+def greedy(logits: np.ndarray) -> list[int]:
+    return logits.argmax(axis=1).tolist()
 
 
 def request_seed(params, engine_seed: int, req_id: str) -> int:
@@ -162,19 +177,6 @@ def _edits(rows: list[Row]) -> LogitsProcessors:
 
 def _has_penalties(p) -> bool:
     return p.frequency_penalty != 0 or p.presence_penalty != 0 or p.repetition_penalty != 1
-
-
-def _is_plain_greedy(row: Row) -> bool:
-    p = row.params
-    return (
-        p.temperature < GREEDY_BELOW
-        and p.logprobs is None
-        and not _has_penalties(p)
-        and not p.allowed_token_ids
-        and not p.bad_words_token_ids
-        and not p.logit_bias
-        and row.n_output >= p.min_tokens
-    )
 
 
 def _padded(rows: list[list[int]], pad: int) -> torch.Tensor:

@@ -64,7 +64,12 @@ class K3Tokenizer:
 
     @classmethod
     def from_pretrained(cls, path, *_args, truncation_side="left", **_kwargs) -> "K3Tokenizer":
-        return cls(str(path), truncation_side)
+        try:
+            return cls(str(path), truncation_side)
+        except (OSError, lib.K3Error) as err:
+            from k3_vllm import compat
+
+            compat.refuse(err)
 
     # ---- vocabulary
 

@@ -1,13 +1,13 @@
 """K3Worker: opens the checkpoint in libk3, answers for its KV memory, runs steps."""
 
 import logging
-import os
 
 import torch
 from vllm.logger import init_logger
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from k3_vllm import compat, lib
+from k3_vllm.options import engine_options
 from k3_vllm.platform import get_available_memory
 from k3_vllm.runner import K3Runner
 
@@ -16,9 +16,6 @@ logger = init_logger(__name__)
 LOG_LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
 MAX_STATE_PARTS = 4  # pages that one KDA snapshot may be spread over
 PAGE_ALIGN = 4096
-MAX_IMAGE_ROWS = 16896  # the size rule gives 16,830 at most
-# Keys of --additional-config that go to k3_open as they are; the rest of its options follow from vLLM's.
-ENGINE_OPTIONS = ("threads", "cpus", "isa", "aux_hidden_stream", "latent_norm_eps", "image_cache_bytes")
 
 
 class K3Worker(WorkerBase):
@@ -34,9 +31,9 @@ class K3Worker(WorkerBase):
             compat.init_ranks(self.parallel_config, self.rank, self.local_rank, self.distributed_init_method)
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        if load_dummy_weights or self.load_config.load_format not in ("auto", "safetensors"):
-            raise ValueError("k3-vllm reads safetensors in place; --load-format must be auto or safetensors")
-        self.engine = lib.Engine(self._engine_options(), log=_log)
+        if load_dummy_weights:
+            raise ValueError("k3-vllm reads the checkpoint in place, it has no dummy weights")
+        self.engine = lib.Engine(engine_options(self.vllm_config, self.rank), log=_log)
         info = self.engine.info
         if self._n_ranks > 1:
             self.engine.set_collective(compat.gather_ranks)
@@ -48,29 +45,6 @@ class K3Worker(WorkerBase):
     @property
     def _n_ranks(self) -> int:
         return self.parallel_config.tensor_parallel_size
-
-    def _engine_options(self) -> dict:
-        spec = self.speculative_config
-        extra = dict(self.vllm_config.additional_config or {})
-        unknown = [key for key in extra if key not in ENGINE_OPTIONS]
-        if unknown:
-            raise ValueError(f"--additional-config: unknown key {unknown[0]!r} (known: {', '.join(ENGINE_OPTIONS)})")
-        if "image_cache_bytes" not in extra:
-            # float32 rows for all of vLLM's own encoder cache, twice: what it drops is freed a step later.
-            rows = max(self.scheduler_config.encoder_cache_size, MAX_IMAGE_ROWS)
-            extra["image_cache_bytes"] = 2 * rows * self.model_config.get_hidden_size() * 4
-        return {
-            "model": _local_dir(self.model_config.model),
-            "draft": _local_dir(spec.draft_model_config.model) if spec else None,
-            "mode": "f32" if self.model_config.dtype == torch.float32 else "bf16",
-            "max_num_seqs": self.scheduler_config.max_num_seqs,
-            "max_num_batched_tokens": self.scheduler_config.max_num_batched_tokens,
-            "max_model_len": self.model_config.max_model_len,
-            "num_speculative_tokens": spec.num_speculative_tokens if spec else 0,
-            "tp_rank": self.rank,
-            "tp_size": self._n_ranks,
-            **_own_share(extra, self.rank, self._n_ranks),
-        }
 
     # ---- KV memory
 
@@ -201,27 +175,6 @@ class K3Worker(WorkerBase):
         if self.engine is not None:
             self.engine.close()
             self.engine = None
-
-
-def _own_share(extra: dict, rank: int, n_ranks: int) -> dict:
-    """The options of one rank: the CPUs are divided among the ranks, all of which run on this machine."""
-    if n_ranks == 1:
-        return extra
-    cpus = extra.get("cpus")
-    if isinstance(cpus, list) and cpus:
-        if len(cpus) < n_ranks:
-            raise ValueError(f"--additional-config: {len(cpus)} cpus for {n_ranks} ranks")
-        return {**extra, "cpus": cpus[rank * len(cpus) // n_ranks : (rank + 1) * len(cpus) // n_ranks]}
-    threads = extra.get("threads") or max(1, len(os.sched_getaffinity(0)) // n_ranks)
-    return {**extra, "threads": threads}
-
-
-def _local_dir(model: str) -> str:
-    if os.path.isdir(model):
-        return os.path.abspath(model)
-    from huggingface_hub import snapshot_download
-
-    return snapshot_download(model)
 
 
 def _log(level: int, text: str) -> None:
