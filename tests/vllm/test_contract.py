@@ -100,7 +100,8 @@ def test_platform_overrides_still_exist():
         ("vllm.v1.core.sched.output.SchedulerOutput",
          "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens total_num_scheduled_tokens"
          " scheduled_spec_decode_tokens scheduled_encoder_inputs finished_req_ids free_encoder_mm_hashes"
-         " encoder_input_updates preempted_req_ids kv_cache_block_copies num_spec_tokens_to_schedule skip_drafts"),
+         " encoder_input_updates preempted_req_ids kv_cache_block_copies num_spec_tokens_to_schedule skip_drafts"
+         " num_invalid_spec_tokens"),
         ("vllm.v1.core.sched.output.NewRequestData",
          "req_id prompt_token_ids mm_features sampling_params block_ids num_computed_tokens prefill_token_ids"),
         ("vllm.v1.core.sched.output.CachedRequestData",

@@ -99,7 +99,7 @@ class Host:
             scheduled_new_reqs=[], scheduled_cached_reqs=cached, num_scheduled_tokens={}, scheduled_spec_decode_tokens={},
             scheduled_encoder_inputs={}, finished_req_ids=self.ended, free_encoder_mm_hashes=[],
             preempted_req_ids=self.gone - set(rows), encoder_input_updates={}, kv_cache_block_copies=None,
-            num_spec_tokens_to_schedule=self.spec, skip_drafts=False,
+            num_spec_tokens_to_schedule=self.spec, skip_drafts=False, num_invalid_spec_tokens=None,
         )  # fmt: skip
         for req_id, n in rows.items():
             is_new, is_back = req_id not in self.tables, req_id in self.gone
@@ -127,7 +127,7 @@ class Host:
             so.num_scheduled_tokens[req_id] = n + len(drafts)
         so.total_num_scheduled_tokens = sum(so.num_scheduled_tokens.values())
         assert self.runner.execute_model(so) is None
-        self.ended = set()
+        self.ended, self.invalid = set(), so.num_invalid_spec_tokens
         out = self.runner.sample_tokens(None)
         drafts = self.runner.take_draft_token_ids()
         self.drafts = dict(zip(drafts.req_ids, drafts.draft_token_ids)) if drafts else {}
@@ -180,8 +180,9 @@ class Runner(unittest.TestCase):
             host.add("c", [6] * 70)
             host.step({"b": 3, "c": 70})  # takes both slots and the blocks of a
             host.ended = {"c"}
-            # In V1 vLLM schedules placeholders with the resumed request: rows that exist in its books only.
+            # vLLM may pad the resumed request with placeholders: rows that exist in its books only.
             host.step({"a": len(host.tokens["a"]) - BLOCK, "b": 1}, placeholders=2 if host.spec else 0)
+            self.assertEqual(host.invalid, {"a": 2} if host.spec else None)
             self.assertEqual(host.engine.counts["restores"], 1)
             for _ in range(4):
                 host.step({"a": 1, "b": 1})

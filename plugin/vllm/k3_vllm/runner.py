@@ -209,7 +209,11 @@ class K3Runner:
         request = self.requests[req_id]
         scheduled = so.scheduled_spec_decode_tokens.get(req_id, ())
         drafts = list(itertools.takewhile(lambda token: token >= 0, scheduled))
-        n_rows -= len(scheduled) - len(drafts)  # placeholders (-1) of a resumed request: rejected unseen
+        # vLLM pads a request with one token to compute to the size of a verification (-1), for the sake of CUDA graphs.
+        # Such rows are not computed; told of them like this, vLLM does not count them as drafts either.
+        if n_padding := len(scheduled) - len(drafts):
+            n_rows -= n_padding
+            so.num_invalid_spec_tokens = {**(so.num_invalid_spec_tokens or {}), req_id: n_padding}
         end = request.n_computed + n_rows - len(drafts)
         return Step(req_id, request, request.n_computed, n_rows, drafts, samples=end == len(request.tokens))
 
