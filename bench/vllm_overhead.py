@@ -7,9 +7,10 @@ The environment is that of `make test-vllm`. Both take turns, round by round, wi
 one that waits sleeps. A step of `k3 serve` is what its client sees, HTTP included; vLLM runs in this process
 (`LLM.generate`), so everything it does for a step is in the figure. It is split into
 
-    libk3   inside k3_forward, k3_commit and k3_draft (the library's own clocks)
-    plugin  the rest of K3Worker's calls: this project's Python
-    vLLM    everything else: its scheduler, output processing and detokenization
+    libk3      inside k3_forward, k3_commit and k3_draft (the library's own clocks)
+    plugin     the rest of K3Worker's calls: this project's Python
+    scheduler  the rest of vLLM's engine core: scheduling, KV accounting
+    output     everything else: vLLM's detokenization and results (`vllm serve` does that in another process)
 
 Ratios are medians over rounds of figures measured next to each other.
 """
@@ -80,33 +81,40 @@ class Vllm:
             speculative_config=draft,
         )  # fmt: skip
         worker = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
-        self.stats, self.in_worker = worker.engine.stats, 0.0
+        self.stats = worker.engine.stats
+        self.in_worker = self.in_core = 0.0
         for name in WORKER_CALLS:
-            setattr(worker, name, self._timed(getattr(worker, name)))
+            self._time(worker, name, "in_worker")
+        self._time(self.llm.llm_engine.engine_core, "get_output", "in_core")
 
-    def _timed(self, call):
+    def _time(self, owner, name: str, sum_name: str) -> None:
+        """From now on the time in owner.name() is added to the attribute `sum_name`."""
+        call = getattr(owner, name)
+
         def timed(*args):
             start = time.perf_counter()
             try:
                 return call(*args)
             finally:
-                self.in_worker += time.perf_counter() - start
+                setattr(self, sum_name, getattr(self, sum_name) + time.perf_counter() - start)
 
-        return timed
+        setattr(owner, name, timed)
 
-    def round(self, prompts, n: int) -> tuple[float, float, float]:
-        """Seconds per step: all, in the worker's calls, in libk3."""
+    def round(self, prompts, n: int) -> tuple[float, ...]:
+        """Seconds per step: in libk3, in the plugin, in the scheduler, in the rest."""
         from vllm import SamplingParams
 
         params = SamplingParams(temperature=0, max_tokens=n, ignore_eos=True)
-        before, self.in_worker, start = self.stats(), 0.0, time.perf_counter()
+        self.in_worker = self.in_core = 0.0
+        before, start = self.stats(), time.perf_counter()
         outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
         wall, after = time.perf_counter() - start, self.stats()
         self.texts = [output.outputs[0].text for output in outputs]
         steps = after.steps - before.steps
         clocks = ("forward_ns", "commit_ns", "draft_ns")
         inside = sum(getattr(after, name) - getattr(before, name) for name in clocks) / 1e9
-        return wall / steps, self.in_worker / steps, inside / steps
+        parts = inside, self.in_worker - inside, self.in_core - self.in_worker, wall - self.in_core
+        return tuple(part / steps for part in parts)
 
 
 def main() -> None:
@@ -124,24 +132,22 @@ def main() -> None:
     try:
         for i in range(args.rounds + 2):  # two warm up
             first = own.round(prompts, args.tokens) if i % 2 else None
-            whole, worker, library = vllm.round(prompts, args.tokens)
-            mine = first or own.round(prompts, args.tokens)
+            parts = vllm.round(prompts, args.tokens)
+            rows.append((first or own.round(prompts, args.tokens), *parts))
             assert own.texts == vllm.texts, "the two give different answers"
-            rows.append((mine, whole, library, worker - library, whole - worker))
     finally:
         own.process.terminate()
         vllm.llm.llm_engine.engine_core.shutdown()
     del rows[:2]
     ms = [1e3 * statistics.median(column) for column in zip(*rows)]
-    print(f"batch {args.batch}, {len(rows)} rounds of {args.tokens} tokens{', with drafts' if draft else ''}; ms per step (medians)")
-    print(f"k3 serve {ms[0]:.3f}; vLLM {ms[1]:.3f} = libk3 {ms[2]:.3f} + plugin {ms[3]:.3f} + vLLM's own {ms[4]:.3f}")
-    for name, pick in (
-        ("whole step under vLLM / step of k3 serve", lambda r: r[1] / r[0]),
-        ("libk3 + plugin / step of k3 serve", lambda r: (r[2] + r[3]) / r[0]),
-        ("libk3 under vLLM / step of k3 serve", lambda r: r[2] / r[0]),
-    ):
-        ratios = sorted(map(pick, rows))
-        print(f"{name}: {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
+    with_drafts = ", with drafts" if draft else ""
+    print(f"batch {args.batch}, {len(rows)} rounds of {args.tokens} tokens{with_drafts}; ms per step, medians:")
+    print("k3 serve {:.3f}; vLLM: libk3 {:.3f}, plugin {:.3f}, scheduler {:.3f}, output {:.3f}".format(*ms))
+    for name, n_parts in (
+        ("libk3", 1), ("libk3 + plugin", 2), ("libk3 + plugin + scheduler", 3), ("all of vLLM", 4),
+    ):  # fmt: skip
+        ratios = sorted(sum(row[1 : 1 + n_parts]) / row[0] for row in rows)
+        print(f"{name} / k3 serve: {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
 
 
 if __name__ == "__main__":

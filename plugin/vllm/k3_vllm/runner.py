@@ -29,7 +29,7 @@ from k3_vllm import lib
 from k3_vllm.sampling import K3Sampler, Row, apply_grammar, greedy, is_plain_greedy, request_seed
 
 
-@dataclass
+@dataclass(slots=True)
 class Request:
     params: object  # vllm.SamplingParams
     seed: int
@@ -44,7 +44,7 @@ class Request:
     prompt_logprobs: LogprobsTensors | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class Step:
     """A request's part of the pending transaction."""
 
@@ -52,14 +52,11 @@ class Step:
     request: Request
     n0: int  # committed tokens before the step
     n_rows: int
+    n_final: int  # rows of known tokens, the first ones; the others are drafts
     drafts: list[int]
     samples: bool  # the last row of the known tokens is in the step, so a token is sampled
     logit_rows: list[int] = field(default_factory=list)  # rows of the logits buffer that are sampled
     prompt_rows: list[int] = field(default_factory=list)  # rows for prompt logprobs
-
-    @property
-    def n_final(self) -> int:
-        return self.n_rows - len(self.drafts)
 
 
 class K3Runner:
@@ -214,32 +211,36 @@ class K3Runner:
         if n_padding := len(scheduled) - len(drafts):
             n_rows -= n_padding
             so.num_invalid_spec_tokens = {**(so.num_invalid_spec_tokens or {}), req_id: n_padding}
-        end = request.n_computed + n_rows - len(drafts)
-        return Step(req_id, request, request.n_computed, n_rows, drafts, samples=end == len(request.tokens))
+        n0, n_final = request.n_computed, n_rows - len(drafts)
+        return Step(req_id, request, n0, n_rows, n_final, drafts, samples=n0 + n_final == len(request.tokens))
 
     def _batch(self, steps: list[Step]) -> tuple[dict, int]:
         tokens: list[int] = []
         q_start, mla_off, table, logit_row, restore = [0], [0], [], [], []
         media: list[tuple] = []
         snaps: list[tuple] = []
+        no_restore = [0] * len(self.state_groups)
         for i, step in enumerate(steps):
-            request, first = step.request, len(tokens)
-            tokens += request.tokens[step.n0 : step.n0 + step.n_final] + step.drafts
+            request, first, n0, end = step.request, len(tokens), step.n0, step.n0 + step.n_final
+            tokens += request.tokens[n0:end]
+            tokens += step.drafts
             q_start.append(len(tokens))
             table += request.tables[self.latent_group]
             mla_off.append(len(table))
-            n_prompt_rows = self._prompt_rows(step)
-            n_sampled = step.n_rows - step.n_final + 1 if step.samples else 0
             # The first rows for prompt logprobs, the last ones for sampling. No row is both: what follows the last
             # token of a prompt is not part of the prompt.
-            step.prompt_rows = list(range(len(logit_row), len(logit_row) + n_prompt_rows))
-            logit_row += range(first, first + n_prompt_rows)
-            step.logit_rows = list(range(len(logit_row), len(logit_row) + n_sampled))
-            logit_row += range(len(tokens) - n_sampled, len(tokens))
+            if request.params.prompt_logprobs is not None:
+                n_prompt_rows = max(0, min(end, request.n_prompt - 1) - n0)
+                step.prompt_rows = list(range(len(logit_row), len(logit_row) + n_prompt_rows))
+                logit_row += range(first, first + n_prompt_rows)
+            if step.samples:
+                n_sampled = 1 + len(step.drafts)
+                step.logit_rows = list(range(len(logit_row), len(logit_row) + n_sampled))
+                logit_row += range(len(tokens) - n_sampled, len(tokens))
             if request.features:
-                media += [(first + at - step.n0, key, row, n) for at, key, row, n in self._media(step)]
-            restore += self._restore(request, step.n0)
-            snaps += self._snapshot(i, step, step.n0, step.n0 + step.n_final)
+                media += [(first + at - n0, key, row, n) for at, key, row, n in self._media(step)]
+            restore += self._restore(request, n0) if request.slot_op == lib.SLOT_RESTORE else no_restore
+            snaps += self._snapshot(i, step, n0, end)
         columns = list(zip(*media)) or [()] * 4
         arrays = {
             "token_ids": lib.i32(tokens),
@@ -274,8 +275,6 @@ class K3Runner:
                 yield first, _image_key(feature.identifier), first - begin, last - first
 
     def _restore(self, request: Request, n0: int) -> list[int]:
-        if request.slot_op != lib.SLOT_RESTORE:
-            return [0] * len(self.state_groups)
         if n0 % self.block_tokens or not self.state_groups:
             raise RuntimeError(f"vLLM resumes a request at token {n0}, which is no snapshot position")
         return [request.tables[group][n0 // self.block_tokens - 1] for group in self.state_groups]
@@ -335,12 +334,6 @@ class K3Runner:
                 logits[step.logit_rows] = masked
             usable[req_id] = grammar.num_acceptable_drafts[i]
         return usable
-
-    def _prompt_rows(self, step: Step) -> int:
-        """Rows of the step, from its first, whose logits say how likely the next prompt token was."""
-        if step.request.params.prompt_logprobs is None:
-            return 0
-        return max(0, min(step.n0 + step.n_final, step.request.n_prompt - 1) - step.n0)
 
     def _prompt_logprobs(self, steps: list[Step], logits: np.ndarray) -> dict[str, LogprobsTensors]:
         """Collects over the chunks; a prompt's are given with its first sampled token."""
