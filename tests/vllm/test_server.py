@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import os
+import pathlib
 import re
 import shlex
 import signal
@@ -109,6 +110,15 @@ def own(model):
 
 
 QUESTION = "What is 17 + 25?"
+
+
+def test_every_recipe_is_run_below():
+    section = RECIPES.split("## Recipes\n")[1].split("\n## ")[0]
+    headings = set(re.findall(r"^### (.+)$", section, re.M))
+    source = pathlib.Path(__file__).read_text()
+    used = set(re.findall(r'(?:serve|recipe)\("([^"]+)"', source))
+    assert headings == used
+    assert section.count("```sh") == len(headings) + 1  # one each, and curl
 
 
 @pytest.fixture(scope="module")
@@ -285,3 +295,13 @@ def test_tensor_parallelism(serve, expected):
     assert tokens_of(server, QUESTION)[: len(expected)] == expected
     first, again = (server.chat(QUESTION, temperature=1.0, seed=3).choices[0].message.content for _ in range(2))
     assert first == again
+
+
+def test_overhead_bench_gives_its_ratios(model):
+    from test_engine import K3
+
+    if not os.path.exists(K3):
+        not_run(f"{K3} is not built")
+    command = [sys.executable, REPO / "bench" / "vllm_overhead.py", model, "--rounds", "1", "--tokens", "8", "--batch", "2"]
+    out = subprocess.run(command, env={**os.environ, "K3": K3}, capture_output=True, text=True, check=True).stdout
+    assert len(re.findall(r"/ k3 serve: \d+\.\d+ \(", out)) == 4, out
