@@ -3,6 +3,10 @@
 
 #include <string.h>
 
+/* Moonshot's name for the thoughts, which the vendor verifier reads, and vLLM's, which vLLM's own
+ * clients read. */
+static const char *const REASONING[2] = {"reasoning_content", "reasoning"};
+
 /* ---- parts shared by all forms -----------------------------------------------------------------
  */
 
@@ -325,11 +329,10 @@ static void write_message(const k3i_api_call *c, const k3i_choice *ch, k3i_json 
         k3i_json_raw(j, "null");
     else
         write_joined(ch, K3I_EVENT_CONTENT, &c->echo, j);
-    if (c->params.include_reasoning && has_kind(ch, K3I_EVENT_REASONING)) {
-        k3i_json_raw(j, ",\"reasoning_content\":");
+    bool has_reasoning = c->chat.is_thinking || has_kind(ch, K3I_EVENT_REASONING);
+    for (size_t i = 0; i < 2 && has_reasoning && c->params.include_reasoning; i++) {
+        k3i_json_fmt(j, ",\"%s\":", REASONING[i]);
         write_joined(ch, K3I_EVENT_REASONING, NULL, j);
-    } else if (c->chat.is_thinking && c->params.include_reasoning) {
-        k3i_json_raw(j, ",\"reasoning_content\":\"\"");
     }
     bool is_first = true;
     for (size_t i = 0; i < ch->n_delta && n_calls > 0; i++) {
@@ -497,10 +500,14 @@ static void chat_chunks(k3i_api_call *c, k3i_choice *ch, k3i_json *j)
             (d->kind == K3I_EVENT_REASONING && !c->params.include_reasoning))
             continue;
         begin_delta(c, ch, j);
-        if (is_text) {
-            k3i_json_raw(j,
-                         d->kind == K3I_EVENT_CONTENT ? "\"content\":" : "\"reasoning_content\":");
+        if (d->kind == K3I_EVENT_CONTENT) {
+            k3i_json_raw(j, "\"content\":");
             k3i_json_strn(j, ch->text.data + d->at, d->n);
+        } else if (is_text) {
+            for (size_t k = 0; k < 2; k++) {
+                k3i_json_fmt(j, k == 0 ? "\"%s\":" : ",\"%s\":", REASONING[k]);
+                k3i_json_strn(j, ch->text.data + d->at, d->n);
+            }
         } else {
             write_call_delta(c, ch, d, j);
         }

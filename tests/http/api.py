@@ -154,6 +154,7 @@ def merge(events):
             delta = c.get("delta", {})
             for key in ("content", "reasoning_content"):
                 message[key] += delta.get(key) or ""
+            assert delta.get("reasoning") == delta.get("reasoning_content"), "two names of one thing"
             for t in delta.get("tool_calls", []):
                 if "id" in t:
                     message["tool_calls"].append({"id": t["id"], "name": t["function"]["name"], "arguments": ""})
@@ -165,6 +166,7 @@ def plain(message):
     """A whole message in the form of merge()."""
     calls = [{"id": c["id"], "name": c["function"]["name"], "arguments": c["function"]["arguments"]}
              for c in message.get("tool_calls", [])]
+    assert message.get("reasoning") == message.get("reasoning_content"), "two names of one thing"
     return {"content": message["content"] or "", "reasoning_content": message.get("reasoning_content") or "",
             "tool_calls": calls}
 

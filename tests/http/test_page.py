@@ -37,6 +37,7 @@ async function drive(questions) {
   await fetch("done");
 }
 Object.assign(settings, SETTINGS);
+BEFORE
 drive(QUESTIONS);
 </script><img src="wait" alt="" width="0">"""
 
@@ -58,7 +59,7 @@ class Proxy(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if self.path == "/":
             driver = DRIVER.replace("QUESTIONS", json.dumps(self.server.questions))
-            driver = driver.replace("SETTINGS", json.dumps(self.server.settings))
+            driver = driver.replace("SETTINGS", json.dumps(self.server.settings)).replace("BEFORE", self.server.before)
             page = r.read().replace(b"img-src data: blob:", b"img-src data: blob: 'self'")
             self.wfile.write(page.replace(b"</body>", driver.encode() + b"</body>"))
         else:
@@ -75,10 +76,10 @@ class Proxy(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def browse(port, questions, *options, settings=None):
-    """Runs the page to its end; returns the document as it is then."""
+def browse(port, questions, *options, settings=None, before=""):
+    """Runs the page to its end, `before` first; returns the document as it is then."""
     proxy = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
-    proxy.target, proxy.questions, proxy.done = port, questions, threading.Event()
+    proxy.target, proxy.questions, proxy.before, proxy.done = port, questions, before, threading.Event()
     proxy.settings = {"max_tokens": "30", "seed": "1", "temperature": "1", **(settings or {})}
     threading.Thread(target=proxy.serve_forever, daemon=True).start()
     try:
@@ -114,6 +115,20 @@ class Page(unittest.TestCase):
                 self.assertIn("Hello &lt;b&gt;you&lt;/b&gt;", document)
                 self.assertIn("a-model", document)
                 self.assertGreater(turns[3]["note"].find("reused"), 0)
+
+    def test_markdown(self):
+        """What answers are made of; whatever they hold stays text."""
+        cases = [("a\n- b\n- c\nd", "<p>a</p><ul><li>b</li><li>c</li></ul><p>d</p>"), ("3. x\n4. y", '<ol start="3"><li>x</li><li>y</li></ol>'),
+                 ("# T\nx", "<h3>T</h3><p>x</p>"), ("|a|b|\n|-|:-:|\n|1|`2`|", "<table><tr><th>a</th><th>b</th></tr><tr><td>1</td><td><code>2</code></td></tr></table>"),
+                 ("```c\na<b\n```", "<pre><code>a&lt;b</code></pre>"), ("**b** *i* `*c*`", "<p><strong>b</strong> <em>i</em> <code>*c*</code></p>"),
+                 ("[x](https://a.b/c?d=1&e)", '<p><a href="https://a.b/c?d=1&amp;e" target="_blank" rel="noopener noreferrer">x</a></p>'),
+                 ("[x](javascript:alert(1))", "<p>[x](javascript:alert(1))</p>"), ('[x](https://a"onclick="b)', '<p><a href="https://a&quot;onclick=&quot;b" target="_blank" rel="noopener noreferrer">x</a></p>'),
+                 ("<img src=x onerror=alert(1)>", "<p>&lt;img src=x onerror=alert(1)&gt;</p>"), ("<script>", "<p>&lt;script&gt;</p>")]
+        with api.serving() as s:
+            document = browse(s.port, [], before="document.body.dataset.got = JSON.stringify(CASES.map(markdown));".replace(
+                "CASES", json.dumps([source for source, _ in cases]).replace("</", "<\\/").replace("<script", "<\\u0073cript")))
+            for (source, want), got in zip(cases, json.loads(data(document, "got"))):
+                self.assertEqual(got, want, source)
 
     def test_errors_are_shown(self):
         with api.serving("--api-key", "k") as s:
