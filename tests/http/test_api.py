@@ -425,6 +425,7 @@ class Answers(unittest.TestCase):
         self.assertEqual(api.plain(whole["choices"][0]["message"]), message)
 
     def test_metrics(self):
+        self.s.wait_idle()  # the counters of the test before are all there
         before = self.s.metric("generation_tokens_total")
         self.s.ask("x", max_tokens=7)
         self.s.wait_idle()
