@@ -504,6 +504,106 @@ static void stop_inside_accepted_run(void **state)
     fake_free(e);
 }
 
+/* The next step knows that nobody waits for an answer any more, running or not. */
+static void cancelling_takes_one_step(void **state)
+{
+    (void)state;
+    fake_config narrow = ROOMY;
+    narrow.max_num_seqs = 1;
+    k3_engine *e = fake_new(&narrow);
+    k3i_sched *s = new_sched(e, 400, 8, 4, 0, 0);
+    spec p = plain_spec(20, 11);
+    p.max_tokens = 200;
+    k3i_request *running = make(&p), *waiting = make(&p);
+    k3i_sched_add(s, running);
+    k3i_sched_add(s, waiting);
+    k3i_sched_step(s);
+    k3i_sched_step(s);
+    assert_true(running->n_ready > 0 && waiting->n_ready == 0);
+    k3i_request_cancel(running);
+    k3i_request_cancel(waiting);
+    assert_false(k3i_sched_step(s));
+    assert_int_equal(running->finish, K3_FINISH_ABORT);
+    assert_int_equal(waiting->finish, K3_FINISH_ABORT);
+    assert_true(k3i_sched_is_idle(s));
+    expect_clean(e);
+    k3i_request_unref(running);
+    k3i_request_unref(waiting);
+    k3i_sched_free(s);
+    fake_free(e);
+}
+
+/* Long prompts hold up nobody: who decodes gets a token in every step, and a short prompt that
+ * comes later begins to answer before the long ones do. */
+static void everybody_gets_on(void **state)
+{
+    (void)state;
+    fake_config c = ROOMY;
+    c.max_num_batched_tokens = 64; /* shares of at least 16 */
+    k3_engine *e = fake_new(&c);
+    k3i_sched *s = new_sched(e, 400, 8, 0, 0, 1);
+    spec first = plain_spec(10, 1), lengthy = plain_spec(250, 2), brief = plain_spec(12, 3);
+    first.max_tokens = 200;
+    k3i_request *a = make(&first), *b = make(&lengthy), *c1 = make(&lengthy), *d = make(&brief);
+    k3i_sched_add(s, a);
+    k3i_sched_step(s);
+    assert_int_equal(a->n_ready, 1);
+    k3i_sched_add(s, b);
+    k3i_sched_add(s, c1);
+    k3i_sched_step(s);
+    k3i_sched_add(s, d);
+    while (b->n_ready == 0) {
+        int32_t before = a->n_ready, at_b = b->ctx, at_c = c1->ctx;
+        k3i_sched_step(s);
+        assert_int_equal(a->n_ready, before + 1);
+        assert_true(b->ctx > at_b && c1->ctx > at_c);
+    }
+    assert_true(d->n_ready > 1);
+    finish_all(s);
+    expect_clean(e);
+    k3i_request_unref(a);
+    k3i_request_unref(b);
+    k3i_request_unref(c1);
+    k3i_request_unref(d);
+    k3i_sched_free(s);
+    fake_free(e);
+}
+
+/* A turn that is edited computes what comes after the last state in common: the end of the answer
+ * before it, or else the end of the prompt before that. */
+static void edited_turn_reuses_the_deepest_state(void **state)
+{
+    (void)state;
+    k3_engine *e = fake_new(&ROOMY);
+    k3i_sched *s = new_sched(e, 400, 8, 4, 0, 0);
+    spec turn1 = plain_spec(61, 5);
+    k3i_request *a = make(&turn1);
+    k3i_sched_add(s, a);
+    finish_all(s);
+    int32_t end1 = 61 + a->n_ready;
+    for (int32_t edit = 0; edit < 3; edit++) {
+        spec turn2 = plain_spec(end1 + 20, 70 + (uint64_t)edit);
+        memcpy(turn2.prompt, turn1.prompt, 61 * sizeof(int32_t));
+        /* The last time the answer itself is edited, in its third token. */
+        memcpy(turn2.prompt + 61, a->ready, (size_t)a->n_ready * sizeof(int32_t));
+        if (edit == 2)
+            turn2.prompt[63] = (turn2.prompt[63] + 1) % VOCAB == POISON
+                                   ? POISON + 1
+                                   : (turn2.prompt[63] + 1) % VOCAB;
+        k3i_request *b = make(&turn2), *want = solo(&turn2);
+        k3i_sched_add(s, b);
+        finish_all(s);
+        assert_int_equal(b->n_cached, edit == 2 ? 60 : end1 - 1);
+        expect_same(b, want, 0, edit);
+        k3i_request_unref(b);
+        k3i_request_unref(want);
+    }
+    expect_clean(e);
+    k3i_request_unref(a);
+    k3i_sched_free(s);
+    fake_free(e);
+}
+
 static void deadlines_end_requests(void **state)
 {
     (void)state;
@@ -534,6 +634,9 @@ int main(void)
         cmocka_unit_test(impossible_requests_are_refused),
         cmocka_unit_test(drafting_takes_no_page),
         cmocka_unit_test(stop_inside_accepted_run),
+        cmocka_unit_test(cancelling_takes_one_step),
+        cmocka_unit_test(everybody_gets_on),
+        cmocka_unit_test(edited_turn_reuses_the_deepest_state),
         cmocka_unit_test(deadlines_end_requests),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

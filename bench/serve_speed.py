@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""What a token costs at one user beyond the engine's own time: the server's share of a step.
+"""What the server costs and what it gains: its share of a step at one user, and tokens per second by the number of users.
 
-    bench/serve_overhead.py [MODEL [DRAFT]]      default models/mini, with and without models/mini-dspark; needs `make build`
+    bench/serve_speed.py [MODEL [DRAFT]]      default models/mini, with and without models/mini-dspark; needs `make build`
 
-The answers to one prompt with 1 and with 1 + N tokens are streamed in turns. Their difference in time is N steps as a client sees
-them, their difference in vllm:engine_seconds the same steps as the engine sees them, so both figures of a line come from the same
-steps. The prompt is cached after the first round.
+Share: the answers to one prompt with 1 and with 1 + N tokens are streamed in turns. Their difference in time is N steps as a client
+sees them, their difference in vllm:engine_seconds the same steps as the engine sees them, so both figures of a line come from the
+same steps. The prompt is cached after the first round. Users: so many streams of N tokens at once, in turns as well.
 """
+import concurrent.futures
 import os
 import sys
 import time
@@ -46,6 +47,23 @@ def measure(model, draft):
             print(f"{'dspark' if draft else 'plain':6}  {i + 1:5}  {wall:12.3f}  {engine:12.3f}  {100 * (wall / engine - 1):7.2f} %", flush=True)
 
 
+def together(server, n_users):
+    """Tokens per second of all users together."""
+    with concurrent.futures.ThreadPoolExecutor(n_users) as pool:
+        start = time.perf_counter()
+        list(pool.map(lambda i: server.stream(**dict(BODY, messages=[{"role": "user", "content": f"Story {i}"}]), max_tokens=N),
+                      range(n_users)))
+        return n_users * N / (time.perf_counter() - start)
+
+
+def measure_users(model):
+    with api.serving("--kimi-policy", "off", "--max-num-seqs", 8, model=model) as s:
+        together(s, 8)
+        for i in range(ROUNDS):
+            speed = [together(s, n) for n in (1, 2, 4, 8)]
+            print(f"{i + 1:5}  " + "  ".join(f"{v:7.0f}" for v in speed) + f"  {speed[-1] / speed[0]:13.2f}", flush=True)
+
+
 def main():
     model = sys.argv[1] if len(sys.argv) > 1 else os.path.join(SOURCE, "models", "mini")
     draft = sys.argv[2] if len(sys.argv) > 2 else os.path.join(SOURCE, "models", "mini-dspark")
@@ -53,6 +71,8 @@ def main():
     measure(model, None)
     if len(sys.argv) != 2:
         measure(model, draft)
+    print("\nround  1 user  2 users  4 users  8 users  8 users : 1")
+    measure_users(model)
 
 
 if __name__ == "__main__":
