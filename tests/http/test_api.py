@@ -153,6 +153,11 @@ class Routes(unittest.TestCase):
             status, _, _ = self.s.request("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2}, connection=c)
             self.assertEqual(status, 200)
             self.assertEqual(self.s.request("GET", "/health", connection=c)[0], 200)
+        body = b'{"prompt":"a","max_tokens":2}'
+        c.request("POST", "/v1/completions", body=(body[i:i + 1] for i in range(len(body))), headers={"Content-Type": "application/json"},
+                  encode_chunked=True)
+        response = c.getresponse()
+        self.assertEqual((response.status, json.loads(response.read())["usage"]["completion_tokens"]), (200, 2))
         c.close()
 
 
@@ -562,6 +567,17 @@ class PicturesFromTheNet(unittest.TestCase):
 
 
 class Options(unittest.TestCase):
+    def test_start_lines(self):
+        """The log says what runs before it says that it is ready."""
+        with api.serving("--max-num-seqs", 3, "--block-size", 32, *api.SPECULATE, name="kimi-k3,other") as s:
+            for line in (f"model {api.API}: 3 layers, vocabulary 163840, vision", "backend cpu, ", " pages of 32 tokens; 3 requests at a time",
+                         "prefix caching on; dspark, up to 4 drafts, measured width", "Kimi policy on", "names: kimi-k3 other"):
+                self.assertIn(line, s.text())
+            self.assertTrue(s.text().rstrip().endswith(f"ready at http://127.0.0.1:{s.port}"))
+        with api.serving("--no-enable-prefix-caching", name="x") as s:
+            self.assertIn("prefix caching off; no speculation", s.text())
+            self.assertNotIn("Kimi policy", s.text())
+
     def test_api_key(self):
         with api.serving("--api-key", "secret,other") as s:
             body = {"messages": user("x"), "max_tokens": 1}
