@@ -8,10 +8,10 @@
  * below 2^-126 counts as 0 (the instruction's rule), so outputs with MXFP4 scales that lead there
  * take the f32 kernel instead.
  *
- * Weights are read and decoded in place: a tile of MR rows and NR outputs runs over the whole of k,
- * all tiles of rows that fit the caches follow each other on the same weight rows, and the next
- * weight rows are prefetched meanwhile, so one row streams weights at memory speed and many rows
- * run near the peak. */
+ * Weights are read and decoded in place: a tile of 4 x 4, 2 x 8 or 1 x 16 rows and outputs runs
+ * over the whole of k, all tiles of rows that fit the caches follow each other on the same weight
+ * rows, and the next weight rows are prefetched meanwhile, so one row streams weights at memory
+ * speed (16 rows of bf16 side by side read faster than 4) and many rows run near the peak. */
 #include "bf16_ops.h"
 
 /* The f32 kernel of this folder. */
@@ -20,14 +20,15 @@ void k3i_gemm_mxfp4_bf16__avx512(float *y, size_t y_stride, const uint16_t *x, s
                                  size_t n_out, size_t k);
 
 enum {
-    MR = 4,
-    NR = 4,
-    OUTS = 16,            /* outputs for which all rows in the caches are computed in turn */
+    MR = 4,               /* rows of a tile, at most */
+    ACCS = 16,            /* accumulators of a tile: for 1, 2, 3 or 4 rows 16, 8, 4 or 4 outputs */
     KEEP_BYTES = 1 << 18, /* of activations beside the weights: a quarter of Zen 4's L2, half of
                              Skylake's */
     X_ELEMS = 1 << 16,    /* activations in the order of the codes, on the stack */
-    AHEAD = 16384,        /* bytes from the weights in use to those asked for; on Zen 4, 8 to 32 KiB
-                             are alike */
+    AHEAD = 16384,        /* bytes from the weights in use to those asked for, at least; on Zen 4,
+                             8 to 32 KiB are alike */
+    FAR = 1 << 19,        /* more than that does not stay in L2 until it is used, */
+    NEAR = 2048,          /* then so far */
 };
 
 typedef struct {
@@ -83,73 +84,93 @@ static void order_row(uint16_t *to, const uint16_t *x, size_t k)
         _mm512_storeu_si512(to + c, _mm512_permutexvar_epi16(from, _mm512_loadu_si512(x + c)));
 }
 
-/* Asks for n_bytes at p, into L2: the distance is too long for L1. An address behind the end never
- * faults. */
-INLINE void prefetch(const uint8_t *p, size_t n_bytes)
+/* Into L2: the distance is too long for L1. An address behind the end never faults. */
+INLINE void prefetch(const uint8_t *p)
 {
-    UNROLL
-    for (size_t i = 0; i < n_bytes; i += 64)
-        _mm_prefetch((const char *)p + i, _MM_HINT_T1);
+    _mm_prefetch((const char *)p, _MM_HINT_T1);
 }
 
-/* Adds columns 32 s .., n of them, of mr rows at x and NR outputs to acc [mr][NR]. */
-INLINE void step(const gemm *g, int w_kind, size_t mr, const uint16_t *x, const uint8_t *const *w,
-                 const uint8_t *const *scale, size_t s, size_t n, vec *acc)
+/* Bytes from the weights in use to those asked for: whole tiles, if L2 has room for them. */
+INLINE size_t distance(size_t tile_bytes)
+{
+    return tile_bytes > FAR ? NEAR : (AHEAD + tile_bytes - 1) / tile_bytes * tile_bytes;
+}
+
+/* Asks, once a cache line, for the weights `ahead` of step s. Of bf16, for the same step of another
+ * tile; of MXFP4, where a step takes a quarter of a line, for that tile from its start to its end.
+ */
+INLINE void ask(int w_kind, size_t nr, const uint8_t *const *w, size_t s, size_t ahead)
+{
+    UNROLL
+    for (size_t j = 0; j < nr; j++) {
+        if (w_kind == W_BF16) {
+            prefetch(w[j] + 64 * s + ahead);
+        } else if (j % 4 == 0) {
+            prefetch(w[0] + 16 * (nr * s + j) + ahead);
+        }
+    }
+}
+
+/* Adds columns 32 s .., n of them, of mr rows at x and nr outputs to acc [mr][nr]. */
+INLINE void step(const gemm *g, int w_kind, size_t mr, size_t nr, const uint16_t *x,
+                 const uint8_t *const *w, const uint8_t *const *scale, size_t s, size_t n, vec *acc)
 {
     const size_t bytes = w_kind == W_BF16 ? 64 : 16;
     __m512i v[MR];
-    prefetch(w[0] + AHEAD + s * NR * bytes, NR * bytes);
     UNROLL
     for (size_t i = 0; i < mr; i++)
         v[i] = load_pairs(x + i * g->x_stride + 32 * s, n);
     UNROLL
-    for (size_t j = 0; j < NR; j++) {
+    for (size_t j = 0; j < nr; j++) {
         __m512i u = w_kind == W_BF16 ? load_pairs(w[j] + bytes * s, n)
                                      : load_mxfp4(w[j] + bytes * s, scale[j][s]);
         UNROLL
         for (size_t i = 0; i < mr; i++)
-            acc[i * NR + j] = dot_pairs(v[i], u, acc[i * NR + j]);
+            acc[i * nr + j] = dot_pairs(v[i], u, acc[i * nr + j]);
     }
 }
 
-/* Rows r.. and outputs o.. over all columns: quarter j of sum[i] for row i, output j. Missing
- * outputs repeat the last one. */
-INLINE void tile(const gemm *g, int w_kind, size_t mr, size_t r, size_t o, vec *sum)
+/* The sums [mr][nr] of rows r.. and outputs o.. . Missing outputs repeat the last one. */
+INLINE vec tile(const gemm *g, int w_kind, size_t mr, size_t nr, size_t r, size_t o)
 {
     const uint16_t *x = g->x + r * g->x_stride;
     size_t row_bytes = w_kind == W_BF16 ? 2 * g->k : g->k / 2, n = g->k / 32;
-    const uint8_t *w[NR], *scale[NR];
+    const uint8_t *w[ACCS] = {g->w + o * row_bytes}, *scale[ACCS] = {g->scale + o * n};
     UNROLL
-    for (size_t j = 0; j < NR; j++) {
-        size_t at = o + j < g->n_out ? o + j : g->n_out - 1;
-        w[j] = g->w + at * row_bytes;
-        scale[j] = g->scale + at * n;
+    for (size_t j = 1; j < nr; j++) {
+        w[j] = w[j - 1] + (o + j < g->n_out ? row_bytes : 0);
+        scale[j] = scale[j - 1] + (o + j < g->n_out ? n : 0);
     }
-    for (size_t i = 0; w_kind == W_MXFP4 && i < NR * n; i += 64)
-        prefetch(scale[0] + AHEAD / 16 + i, 1);
-    vec acc[MR * NR];
+    size_t ahead = distance(nr * row_bytes);
+    for (size_t i = 0; w_kind == W_MXFP4 && i < nr * n; i += 64)
+        prefetch(scale[0] + ahead / 16 + i);
+    vec acc[ACCS];
     UNROLL
-    for (size_t i = 0; i < mr * NR; i++)
+    for (size_t i = 0; i < ACCS; i++)
         acc[i] = v_zero();
-    for (size_t s = 0; s < n; s++)
-        step(g, w_kind, mr, x, w, scale, s, 32, acc);
+    for (size_t s = 0; s < n; s++) {
+        ask(w_kind, nr, w, s, ahead);
+        step(g, w_kind, mr, nr, x, w, scale, s, 32, acc);
+    }
     if (w_kind == W_BF16 && g->k % 32 != 0)
-        step(g, w_kind, mr, x, w, scale, n, g->k % 32, acc);
-    UNROLL
-    for (size_t i = 0; i < mr; i++)
-        sum[i] = v_quarters(acc[i * NR], acc[i * NR + 1], acc[i * NR + 2], acc[i * NR + 3]);
+        step(g, w_kind, mr, nr, x, w, scale, n, g->k % 32, acc);
+    return v_sum_quarters(v_quarters(acc[0], acc[1], acc[2], acc[3]),
+                          v_quarters(acc[4], acc[5], acc[6], acc[7]),
+                          v_quarters(acc[8], acc[9], acc[10], acc[11]),
+                          v_quarters(acc[12], acc[13], acc[14], acc[15]));
 }
 
-/* sum [mr][width] into y, of which only n outputs exist. */
-INLINE void put(const gemm *g, size_t mr, size_t width, size_t n, size_t r, size_t o, vec sum)
+/* sum [mr][nr] into y, as far as the outputs exist. */
+INLINE void put(const gemm *g, size_t mr, size_t nr, size_t r, size_t o, vec sum)
 {
+    size_t n = g->n_out - o;
     float *y = g->y + r * g->y_stride + o;
-    if (n < width) { /* masked stores are slow */
+    if (n < nr) { /* masked stores are slow */
         float all[16];
         v_store(all, sum);
         for (size_t i = 0; i < mr; i++) {
             for (size_t j = 0; j < n; j++)
-                y[i * g->y_stride + j] = all[i * width + j];
+                y[i * g->y_stride + j] = all[i * nr + j];
         }
     } else if (mr == 1) {
         v_store(y, sum);
@@ -165,32 +186,16 @@ INLINE void put(const gemm *g, size_t mr, size_t width, size_t n, size_t r, size
     }
 }
 
-/* Rows r..r+mr-1 of as many outputs o.. as four vectors of sums hold: 16, 8 or 4. */
-INLINE size_t strip(const gemm *g, int w_kind, size_t mr, size_t r, size_t o)
-{
-    const size_t width = mr == 1 ? 16 : mr == 2 ? 8 : 4;
-    size_t n = g->n_out - o < width ? g->n_out - o : width;
-    vec sum[4] = {v_zero(), v_zero(), v_zero(), v_zero()}; /* [mr][width / NR] */
-    for (size_t j = 0; j < n; j += NR) {
-        vec part[MR];
-        tile(g, w_kind, mr, r, o + j, part);
-        UNROLL
-        for (size_t i = 0; i < mr; i++)
-            sum[i * (width / NR) + j / NR] = part[i];
-    }
-    put(g, mr, width, n, r, o, v_sum_quarters(sum[0], sum[1], sum[2], sum[3]));
-    return width;
-}
-
-/* Rows r0..r1-1, mr at a time, of outputs o0..o1-1. One function each: together, their loops would
- * be short of registers. */
+/* Rows r0..r1-1, mr at a time, of outputs o0..o1-1, as many at a time as 16 accumulators serve. One
+ * function each: together, their loops would be short of registers. */
 #define STRIPS(w_kind, mr)                                                                        \
     static __attribute__((noinline)) void strips_##w_kind##_##mr(const gemm *g, size_t r0,        \
                                                                  size_t r1, size_t o0, size_t o1) \
     {                                                                                             \
-        for (size_t o = o0, width = 0; o < o1; o += width) {                                      \
+        const size_t nr = (mr) == 1 ? 16 : (mr) == 2 ? 8 : 4;                                     \
+        for (size_t o = o0; o < o1; o += nr) {                                                    \
             for (size_t r = r0; r < r1; r += (mr))                                                \
-                width = strip(g, w_kind, mr, r, o);                                               \
+                put(g, mr, nr, r, o, tile(g, w_kind, mr, nr, r, o));                              \
         }                                                                                         \
     }
 STRIPS(W_BF16, 1)
@@ -209,8 +214,8 @@ typedef void (*strips_fn)(const gemm *g, size_t r0, size_t r1, size_t o0, size_t
 static void sweep(const gemm *g, const strips_fn *strips, size_t r, size_t n)
 {
     size_t left = n % MR, end = r + n - left;
-    for (size_t o = 0; o < g->n_out; o += OUTS) {
-        size_t o1 = g->n_out - o < OUTS ? g->n_out : o + OUTS;
+    for (size_t o = 0; o < g->n_out; o += ACCS) {
+        size_t o1 = g->n_out - o < ACCS ? g->n_out : o + ACCS;
         if (end > r)
             strips[MR](g, r, end, o, o1);
         if (left > 0)
