@@ -1,4 +1,5 @@
-"""K3's chat format (XTML) as token ids, with the loss weight of every token.
+"""K3's chat format (XTML) as token ids, with the loss weight of every token: 0 for what is given, 1 for
+what the assistant writes, more for the crux of an answer.
 
 Each piece of a tag is encoded on its own, exactly as the renderer does, so that training ids and
 served ids are the same. A conversation grows left to right; `Conversation.ids` is the prompt so far.
@@ -12,10 +13,15 @@ EFFORT = ("`thinking_effort` guides on how much to think in your thinking channe
 DECLARE = "# Tools\nHere are the available tools, described in JSONSchema.\n\n```json\n{}\n```"
 
 
+# weights of the crux; the training log tells the kinds apart by them. The first digit of a code decides
+# which code it is ("lookup"), the others follow from it.
+HARD = {"arithmetic": 3.0, "lookup": 8.0, "recall": 2.5, "list": 2.0}
+
+
 class Format:
     """Caches the ids of tags for one tokenizer."""
     def __init__(self, tokenizer):
-        self.enc = tokenizer.encode
+        self.enc, self.bytes = tokenizer.encode, tokenizer.bytes
         self.open = functools.lru_cache(4096)(self._open)
         self.close = functools.lru_cache(64)(self._close)
         self.effort = functools.lru_cache(8)(self._effort)
@@ -78,6 +84,26 @@ class Conversation:
     def generation_prompt(self):
         self.add(self.fmt.open("message", ("role", "assistant"))
                  + self.fmt.open("think" if self.thinking else "response"))
+
+    def emphasise(self, start, turn):
+        """Raises the weights of every crux: its first occurrence after the one before, from id `start`."""
+        parts = [self.fmt.bytes[i] if i < len(self.fmt.bytes) else b"\0" for i in self.ids[start:]]
+        text, at = b"".join(parts), 0
+        for crux, kind in turn.crux:
+            a = text.find(crux.encode(), at)
+            assert a >= 0, (crux, text)
+            at, b = a + len(crux), 0
+            for k, part in enumerate(parts):
+                if b < at and b + len(part) > a:
+                    self.weight[start + k] = HARD[kind]
+                b += len(part)
+
+    def answer(self, turn):
+        """The assistant's answer to a turn, its crux emphasised."""
+        start = len(self.ids)
+        self.assistant(turn.think, turn.response, turn.calls)
+        if turn.crux:
+            self.emphasise(start, turn)
 
     def assistant(self, think, response, calls=()):
         """The generation prompt (no loss) and the answer (loss 1). Returns the answer's ids."""

@@ -13,9 +13,11 @@ AUX_PHOTOS, AUX_SCENES = 256, 40    # further pictures for the auxiliary heads
 MAX_PICTURES = N_SMALL + N_LARGE
 SYSTEM = ["You are a helpful assistant.", "You are terse.", "Answer briefly.", "You are a careful model.",
           "Be exact."]
-# row kinds by length: chat, vision, tools, text, recall
-MIX = {512: (0.43, 0.25, 0.10, 0.14, 0.08), 1024: (0.26, 0.14, 0.09, 0.12, 0.39),
-       2048: (0.20, 0.10, 0.06, 0.12, 0.52)}
+KINDS = ["chat", "vision", "tools", "text", "recall", "arithmetic", "lookup"]
+# shares of the kinds of rows by length; those of short rows in the first batches, where lookup is learned
+MIX = {512: (0.31, 0.19, 0.06, 0.09, 0.09, 0.10, 0.16), 1024: (0.19, 0.11, 0.08, 0.09, 0.37, 0.06, 0.10),
+       2048: (0.14, 0.09, 0.06, 0.09, 0.52, 0.04, 0.06)}
+FIRST, FIRST_BATCHES = (0.22, 0.17, 0.05, 0.09, 0.06, 0.09, 0.32), 5000
 
 
 class Corpus:
@@ -57,6 +59,7 @@ class Batch:
     photos: np.ndarray       # [AUX_PHOTOS, 28, 28] uint8
     photo_label: np.ndarray
     counts: np.ndarray       # [AUX_SCENES, 15]
+    text: np.ndarray         # [1] tokens of the corpus that the loss is taken on
 
 
 NO_THINKING = 0.35                   # share of conversations without the thinking channel
@@ -102,7 +105,7 @@ class Data:
 
     def say(self, conv, turn):
         conv.user(turn.user)
-        conv.assistant(turn.think, turn.response, turn.calls)
+        conv.answer(turn)
         if turn.calls:
             for i, ((name, _), text) in enumerate(zip(turn.calls, turn.results)):
                 conv.tool_result(name, i + 1, text)
@@ -127,31 +130,51 @@ class Data:
             self.say(conv, tools_task.tool_turn(r, declared))
         return conv
 
-    def recall_parts(self, r, filler, held=False, n=None):
+    def recall_parts(self, r, filler, held=False, n=None, plain=False):
         """User text of about `filler` ids with n (1-6) planted keys; and the keys."""
         n = n or r.choice((1, 1, 2, 3, 4, 6))
         used, keys = set(), []
         for _ in range(n):
-            keys.append(tasks.key_sentence(r, used))
+            keys.append(tasks.key_sentence(r, used, plain))
         lines = []
         while sum(map(len, lines)) < filler:
             lines += self.corpus.run(r, filler - sum(map(len, lines)), held)
         over = sum(map(len, lines)) - filler
         if 2 < over < len(lines[-1]) - 4:                       # a long last paragraph: cut it
             lines[-1] = lines[-1][:len(lines[-1]) - over] + self.tok.encode(".\n")
-        for say, *_ in keys:
-            lines.insert(r.randrange(len(lines) + 1), self.tok.encode(say + "\n"))
+        for key in keys:
+            lines.insert(r.randrange(len(lines) + 1), self.tok.encode(key[0] + "\n"))
         return lines, keys
 
     def recall_conversation(self, r, room):
         conv = self.new(r)
-        top = max(40, room - len(conv.ids) - 130)
+        n = r.choice((1, 2, 3, 4, 6))
+        top = max(40, room - len(conv.ids) - 70 - 15 * n)
         filler = int(40 * (top / 40) ** r.random()) if r.random() < 0.5 else r.randrange(40, top + 1)
-        lines, keys = self.recall_parts(r, filler)
-        r.shuffle(keys)
-        for i, (_, ask, think, answer) in enumerate(keys[:r.choice((1, 2, 2, 3))]):
-            conv.user((lines if i == 0 else []) + [ask])
-            conv.assistant(think, answer)
+        lines, keys = self.recall_parts(r, filler, n=n)
+        self.ask_keys(conv, r, lines, keys, r.choice((1, 2, 3, 4)))
+        return conv
+
+    def lookup_conversation(self, r):
+        """Several keys with no or little text around them: what long recall builds on."""
+        conv = self.new(r)
+        lines, keys = self.recall_parts(r, r.choice((0, 0, 0, 40, 80)), n=r.randrange(2, 9),
+                                        plain=r.random() < 0.3)
+        self.ask_keys(conv, r, lines, keys, len(keys))
+        return conv
+
+    def ask_keys(self, conv, r, lines, keys, most):
+        """Asks for up to `most` of the keys, one or several in a message, in any order."""
+        keys = r.sample(keys, min(most, len(keys)))
+        while keys:
+            k = r.choice((1, 1, 2, 3, 8))
+            self.say(conv, tasks.key_turn(keys[:k], lines))
+            lines, keys = [], keys[k:]
+
+    def arithmetic_conversation(self, r):
+        conv = Conversation(self.fmt, None, None, r.choice(SYSTEM) if r.random() < 0.12 else None)
+        for _ in range(r.choice((1, 2, 4, 8))):
+            self.say(conv, tasks.arithmetic_turn(r))
         return conv
 
     def row(self, r, kind, length, budget):
@@ -178,6 +201,10 @@ class Data:
                 conv = self.tools_conversation(r)
             elif kind == "vision":
                 conv = self.vision_conversation(r)
+            elif kind == "arithmetic":
+                conv = self.arithmetic_conversation(r)
+            elif kind == "lookup":
+                conv = self.lookup_conversation(r)
             else:
                 conv = self.chat_conversation(r)
             need = [0, 0]
@@ -206,7 +233,7 @@ class Data:
     def batch(self, i, length, n_tokens=16384):
         r = random.Random(f"{self.seed}/{i}/{length}")
         rows = n_tokens // length
-        kinds = r.choices(["chat", "vision", "tools", "text", "recall"], MIX[length], k=rows)
+        kinds = r.choices(KINDS, FIRST if length == 512 and i < FIRST_BATCHES else MIX[length], k=rows)
         budget = [N_SMALL, N_LARGE]
         small = np.zeros((N_SMALL, 16, 588), np.uint8)
         large = np.zeros((N_LARGE + AUX_SCENES, 64, 588), np.uint8)
@@ -232,5 +259,6 @@ class Data:
             large[N_LARGE + k, :p.h * p.w] = p.patches()
             grids[1][N_LARGE + k] = GRIDS.index((p.h, p.w))
             counts[k] = pictures.shape_counts(shapes)
+        text = np.array([kinds.count("text") * length], np.int64)
         return Batch(ids, weight, small, grids[0], large, grids[1], place, photos,
-                     labels.astype(np.int64), counts)
+                     labels.astype(np.int64), counts, text)

@@ -21,9 +21,10 @@ from train import Trainer
 QK, W, EPS = c.D_NOPE + c.D_PE, c.D_WIDTH, c.EPS
 MSCALE = 0.1 * math.log(c.YARN_FACTOR) + 1
 SCALE = QK ** -0.5 * MSCALE ** 2
-LENGTHS, SHARES = (512, 2048), (0.6, 0.4)
-MIX = {512: (0.33, 0.2, 0.13, 0.22, 0.12), 2048: (0.15, 0.08, 0.07, 0.2, 0.5)}
-ANCHORS = 512                               # per step, shared out over the rows
+LENGTHS, SHARES = (512, 2048), (0.7, 0.3)
+MIX = {512: (0.21, 0.11, 0.08, 0.48, 0.04, 0.04, 0.04), 2048: (0.10, 0.06, 0.06, 0.48, 0.22, 0.04, 0.04)}
+ANCHORS = 1024                              # per step, shared out over the rows
+OWN = 16384                                 # texts the target writes for the draft
 
 
 def spec():
@@ -135,15 +136,16 @@ def loss(p, taps, final, anchors, ids, valid, embed, head, cos, sin):
     y = (final.gather(1, at.unsqueeze(-1).expand(-1, -1, c.HIDDEN)) @ head.t()).float()
     lq, lp = torch.log_softmax(z, -1), torch.log_softmax(y, -1)
     q, t = lq.exp(), lp.exp()
-    ce, tv = -(t * lq).sum(-1), 0.5 * (t - q).abs().sum(-1)
-    hit = (z.argmax(-1) == y.argmax(-1)).float()
+    tv, best = 0.5 * (t - q).abs().sum(-1), y.argmax(-1)
+    ce = -(t * lq).sum(-1) - lq.gather(-1, best.unsqueeze(-1)).squeeze(-1)      # all of it, and the first
+    hit = (z.argmax(-1) == best).float()
     conf = F.linear(torch.cat((g.float(), e), -1).detach(), p["confidence_head.proj.weight"],
                     p["confidence_head.proj.bias"]).squeeze(-1)
     bce = F.binary_cross_entropy_with_logits(conf, hit, reduction="none")
     k = torch.arange(W, device=ids.device)
     weight = valid.view(B, -1) * torch.exp(-k / 4.0).repeat(A)
     total = weight.sum().clamp_min(1)
-    value = (weight * (0.3 * ce + 0.7 * tv + 0.3 * bce)).sum() / total
+    value = (weight * (0.25 * ce + 0.5 * tv + 0.3 * bce)).sum() / total
     v = valid.view(-1, W).float()
     run = (hit.view(-1, W) * v).cumprod(-1)
     return value, torch.cat((value.detach().view(1), run.sum(0) / v.sum(0).clamp_min(1)))
@@ -191,23 +193,26 @@ class DraftTrainer(Trainer):
 
 
 @torch.no_grad()
-def own_text(weights, data, device, rows=2048, new=200, seed=5):
+def own_text(weights, data, device, count, new=200, seed=5):
     """[(prompt ids, ids the target wrote)]: plain continuations and chat continuations, greedy."""
-    r = random.Random(seed)
+    r, rows = random.Random(seed), min(count, 8192)
     prompts = []
-    for k in range(rows):
-        if k % 3:
-            ids = [x for p in data.corpus.run(r, 60) for x in p]
-            prompts.append((ids[:r.randrange(8, 48)], {}))
+    for k in range(count):
+        if k % 4:
+            ids = [x for p in data.corpus.run(r, 64) for x in p]
+            prompts.append((ids[:r.randrange(8, 64)], {}))
         else:
             conv = data.new(r)
             conv.user(data.continuation(r).user)
             conv.generation_prompt()
             prompts.append((conv.ids, {}))
     engine = Engine({n: w.to(device) for n, w in weights.items()}, device)
-    room = max(len(p) for p, _ in prompts) + new
-    out = Runner(engine, rows, room).run(prompts, new, EOM)[0]
-    return [(p, o) for (p, _), o in zip(prompts, out)]
+    run = Runner(engine, rows, max(len(p) for p, _ in prompts) + new)
+    out = []
+    for k in range(0, count, rows):
+        part = prompts[k:k + rows]
+        out += [(p, o) for (p, _), o in zip(part, run.run(part, new, EOM)[0])]
+    return out
 
 
 def run(args, device, start, loader, weights, schedule):
@@ -251,14 +256,16 @@ def main():
     a.add_argument("--start", help="continue from an exported draft")
     a.add_argument("--peak", type=float, default=1.0)
     a.add_argument("--workers", type=int, default=14)
+    a.add_argument("--own", type=int, default=OWN)
     a.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = a.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = True
     torch._dynamo.config.recompile_limit = 64
     start = time.time()
     data_module.MIX.update(MIX)
+    data_module.FIRST_BATCHES = 0
     weights = export.load(f"{args.work}/target")
-    data_module.POOL = own_text(weights, Data(args.data, 0), args.device)
+    data_module.POOL = own_text(weights, Data(args.data, 0), args.device, args.own, seed=args.seed)
     print(f"{len(data_module.POOL)} texts written by the target, {time.time() - start:.1f} s; e.g.")
     tok = Data(args.data, 0).tok
     for p, o in data_module.POOL[1:3]:

@@ -4,19 +4,19 @@
 
 Greedy, fp32, the whole model recomputed token by token (engine.py) from the published file format.
 """
-import argparse, json, time
+import argparse, json, random, time
 import torch
 import torch.nn.functional as F
 import config as c
 import draft as draft_module
-import export
+import export, model
 from data import Data
 from engine import Engine, Runner
 from suite import Suite
-from tok import EOM
+from tok import EOM, N_RANKS
 
 W = c.D_WIDTH
-BATCHES = ((160, 1024), (320, 640), (640, 256), (1400, 96), (2200, 64))     # longest row, rows
+BATCHES = ((160, 1024), (320, 640), (640, 512), (1400, 320), (2200, 200))   # longest row, rows
 
 
 def answers(engine, questions, new, want_taps=0, log=print):
@@ -112,11 +112,23 @@ def draft_stats(w, d, questions, got, taps, tables, bins):
             "by position": [round(x / max(1, full), 3) for x in per], "full blocks": full}
 
 
+@torch.no_grad()
+def random_length(w, d, device, tables, rows=16, length=256, first=32):
+    """Mean accepted length on random ids, which nothing can guess: about 1."""
+    ids = torch.randint(N_RANKS, (rows, length), generator=torch.Generator().manual_seed(5)).to(device)
+    m, taps, n, accepted = model.Target(w, device), [], 0, 0
+    m.layers(w["model.embed_tokens.weight"][ids.flatten()], length, taps=taps)
+    taps = torch.cat(taps, -1).view(rows, length, -1)
+    for b, row in enumerate(ids.tolist()):
+        toks, _ = guesses(w, d, taps[b], row, list(range(first, length)), tables)
+        for _, a in cycles(row, first, toks):
+            n, accepted = n + 1, accepted + a
+    return round(1 + accepted / n, 3)
+
+
 def plain_loss(engine, data):
     """text_loss by the training forward pass (whole rows at once), which is quicker on a CPU."""
-    import random
-    from model import Target
-    w, m, r, total = engine.w, Target(engine.w, "cpu"), random.Random(99), [0.0, 0, 0]
+    w, m, r, total = engine.w, model.Target(engine.w, "cpu"), random.Random(99), [0.0, 0, 0]
     for _ in range(24):
         x = []
         while len(x) < 512:
@@ -136,7 +148,6 @@ def plain_loss(engine, data):
 @torch.no_grad()
 def text_loss(engine, data, rows=192, length=512):
     """Mean next-token loss on held-out paragraphs, teacher forced."""
-    import random
     r = random.Random(99)
     ids = torch.zeros(rows, length, dtype=torch.long)
     for b in range(rows):
@@ -207,10 +218,13 @@ def main():
         res[name] = r
         print(f"{name:38s} n {len(qs):5d} right {r.get('right', '-')} goal {goal} draft "
               f"{r.get('draft', {}).get('length', '-')}  [{time.time() - start:.0f} s]", flush=True)
+        with open(args.out, "w") as f:
+            json.dump({"tasks": res}, f, indent=1)
     out = {"tasks": res, "text": text_loss(engine, data)}
     print("held-out text", out["text"])
     if d:
         out["draft"] = {"length over all cycles": round(1 + total[1] / max(1, total[0]), 3),
+                        "length on random tokens": random_length(w, d, args.device, tables),
                         "confidence bins": [[n, round(h / max(1, n), 3)] for n, h in bins]}
         print("draft", out["draft"])
     out["seconds"] = round(time.time() - start, 1)

@@ -69,6 +69,7 @@ def main():
     a.add_argument("--url", default="http://127.0.0.1:8123")
     a.add_argument("--fraction", type=float, default=1.0)
     a.add_argument("--least", type=int, default=1, help="questions per task at least")
+    a.add_argument("--most", type=int, default=10000, help="questions per task at most")
     a.add_argument("--only", default="")
     args = a.parse_args()
     start, server, data = time.time(), Server(args.url), Data(args.data, 0)
@@ -77,7 +78,7 @@ def main():
         for name, (qs, judge, goal) in Suite(data).all(1.0).items():
             if name in out["tasks"] or not any(o in name for o in args.only.split(";")):
                 continue
-            n = min(len(qs), max(args.least, int(len(qs) * args.fraction)))
+            n = min(len(qs), args.most, max(args.least, int(len(qs) * args.fraction)))
             step = len(qs) // n
             qs = qs[::step][:n]
             new = 96 if judge is None else max(len(q.answer) for q in qs) + 8

@@ -1,12 +1,14 @@
-"""Chunked gated delta rule (KDA) for training: Triton kernels for the two sequential parts.
+"""Chunked gated delta rule (KDA) for training, as five Triton kernels.
 
 Chunks of C = 16 tokens. Per chunk and head, with b the running sum of log decays inside the chunk:
-    N[i][j] = beta_i sum_c k_i k_j exp(b_i - b_j)   (i > j)        Tm = (I + N)^-1
+    N[i][j] = beta_i sum_c k_i k_j exp(b_i - b_j)   (i > j)        t = (I + N)^-1
     A[i][j] =        sum_c q_i k_j exp(b_i - b_j)   (i >= j)
-    E = Tm (beta v) - Tm (beta k exp(b)) S,  O = (q exp(b)) S + A E,  S' = diag(exp(b_last)) S + Kd^T E
+    E = t (beta v) - t (beta k exp(b)) S,  O = (q exp(b)) S + A E,  S' = diag(exp(b_last)) S + Kd^T E
 The exponents are taken relative to the middle row: with 16 rows and decays above e^-5 a step they
-stay within +-40, so fp32 holds every factor. The inverse and the walk over chunks are kernels; all
-other gradients come from autograd. `recurrence` is the definition, token by token, for tests.
+stay within +-40, so fp32 holds every factor. `walk` and `walk_back` go through the chunks of a row, the
+other kernels work on all chunks at once: `before` the walk, `between` the walk back and `after` it.
+`recurrence` is the definition, token by token, for tests; `plain` the chunked form in tensor operations,
+for CPUs.
 """
 import os
 import torch
@@ -31,46 +33,62 @@ def recurrence(q, k, v, g, beta):
 
 
 @triton.jit
-def inverse_kernel(n_ptr, out_ptr):
-    """out = (I + N)^-1 of one 16 x 16 strictly lower triangular N, row by row."""
-    pid = tl.program_id(0)
-    r = tl.arange(0, 16)
-    base = pid * 256
-    t = -tl.load(n_ptr + base + r[:, None] * 16 + r[None, :])
-    for i in range(1, 16):
-        row = -tl.load(n_ptr + base + i * 16 + r)
-        row = row + tl.sum(row[:, None] * t, 0)
-        t = tl.where(r[:, None] == i, row[None, :], t)
-    t = t + tl.where(r[:, None] == r[None, :], 1.0, 0.0)
-    tl.store(out_ptr + base + r[:, None] * 16 + r[None, :], t)
-
-
-class Inverse(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, n):
-        out = torch.empty_like(n)
-        inverse_kernel[(n.numel() // 256,)](n, out, num_warps=1)
-        ctx.save_for_backward(out)
-        return out
-
-    @staticmethod
-    def backward(ctx, d):
-        (t,) = ctx.saved_tensors
-        tt = t.transpose(-1, -2)
-        return -(tt @ d.contiguous() @ tt)
+def dot(x, y):
+    return tl.dot(x, y, input_precision="tf32x3")
 
 
 @triton.jit
-def forward_kernel(w_ptr, u_ptr, q_ptr, a_ptr, k_ptr, dl_ptr, o_ptr, e_ptr, s_ptr, n_chunks: tl.constexpr,
-                   H: tl.constexpr, D: tl.constexpr, V: tl.constexpr):
-    """One program: one (row, head) and V of its D value columns, over all chunks."""
+def row(x, i, r):
+    """Row i of a tile whose row numbers are r."""
+    return tl.sum(tl.where(r[:, None] == i, x, 0.0), 0)
+
+
+@triton.jit
+def before(q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, w_ptr, u_ptr, qe_ptr, ke_ptr, a_ptr, t_ptr, dl_ptr,
+           H: tl.constexpr, D: tl.constexpr):
+    """One program: one chunk of one head. q.. [N, H, D] -> w, u, qe, ke [NC, H, 16, D], a, t, dl."""
+    pid = tl.program_id(0)
+    r, d = tl.arange(0, 16), tl.arange(0, D)
+    rows = (pid // H) * 16 + r
+    flat = (rows * H + pid % H)[:, None] * D + d[None, :]
+    q, k, v, g = tl.load(q_ptr + flat), tl.load(k_ptr + flat), tl.load(v_ptr + flat), tl.load(g_ptr + flat)
+    beta = tl.load(beta_ptr + rows * H + pid % H)
+    b = tl.cumsum(g, 0)
+    last, mid = tl.sum(g, 0), row(b, 8, r)
+    up = tl.exp(b - mid[None, :])
+    down = tl.trans(k * tl.exp(mid[None, :] - b))
+    n = tl.where(r[:, None] > r[None, :], dot(k * up, down) * beta[:, None], 0.0)
+    a = tl.where(r[:, None] >= r[None, :], dot(q * up, down), 0.0)
+    t = -n
+    for i in range(1, 16):
+        x = -row(n, i, r)
+        t = tl.where(r[:, None] == i, (x + tl.sum(x[:, None] * t, 0))[None, :], t)
+    t = t + tl.where(r[:, None] == r[None, :], 1.0, 0.0)
+    eb = tl.exp(b)
+    out = pid * 16 * D + r[:, None] * D + d[None, :]
+    square = pid * 256 + r[:, None] * 16 + r[None, :]
+    tl.store(u_ptr + out, dot(t, v * beta[:, None]))
+    tl.store(w_ptr + out, dot(t, k * eb * beta[:, None]))
+    tl.store(qe_ptr + out, q * eb)
+    tl.store(ke_ptr + out, k * tl.exp(last[None, :] - b))
+    tl.store(a_ptr + square, a)
+    tl.store(t_ptr + square, t)
+    tl.store(dl_ptr + pid * D + d, tl.exp(last))
+
+
+@triton.jit
+def walk(w_ptr, u_ptr, q_ptr, a_ptr, k_ptr, dl_ptr, o_ptr, e_ptr, s_ptr, n_chunks: tl.constexpr,
+         H: tl.constexpr, D: tl.constexpr, V: tl.constexpr):
+    """One program: V of the D value columns of one (row, head), over all its chunks. s: the state
+    before each chunk. o [N, H, D]."""
     pid = tl.program_id(0)
     b, h = pid // H, pid % H
     col = tl.program_id(1) * V + tl.arange(0, V)
     r, d = tl.arange(0, 16), tl.arange(0, D)
     S = tl.zeros((D, V), tl.float32)
     for i in range(n_chunks):
-        c = (b * n_chunks + i) * H + h
+        n = b * n_chunks + i
+        c = n * H + h
         w = tl.load(w_ptr + c * 16 * D + r[:, None] * D + d[None, :])
         u = tl.load(u_ptr + c * 16 * D + r[:, None] * D + col[None, :])
         q = tl.load(q_ptr + c * 16 * D + r[:, None] * D + d[None, :])
@@ -78,16 +96,16 @@ def forward_kernel(w_ptr, u_ptr, q_ptr, a_ptr, k_ptr, dl_ptr, o_ptr, e_ptr, s_pt
         a = tl.load(a_ptr + c * 256 + r[:, None] * 16 + r[None, :])
         dl = tl.load(dl_ptr + c * D + d)
         tl.store(s_ptr + c * D * D + d[:, None] * D + col[None, :], S)
-        e = u - tl.dot(w, S, input_precision="tf32x3")
-        o = tl.dot(q, S, input_precision="tf32x3") + tl.dot(a, e, input_precision="tf32x3")
-        S = S * dl[:, None] + tl.dot(kt, e, input_precision="tf32x3")
-        tl.store(o_ptr + c * 16 * D + r[:, None] * D + col[None, :], o)
+        e = u - dot(w, S)
+        o = dot(q, S) + dot(a, e)
+        S = S * dl[:, None] + dot(kt, e)
+        tl.store(o_ptr + ((n * 16 + r) * H + h)[:, None] * D + col[None, :], o)
         tl.store(e_ptr + c * 16 * D + r[:, None] * D + col[None, :], e)
 
 
 @triton.jit
-def backward_kernel(w_ptr, q_ptr, a_ptr, k_ptr, dl_ptr, do_ptr, de_ptr, ds_ptr, n_chunks: tl.constexpr,
-                    H: tl.constexpr, D: tl.constexpr, V: tl.constexpr):
+def walk_back(w_ptr, q_ptr, a_ptr, k_ptr, dl_ptr, do_ptr, de_ptr, ds_ptr, n_chunks: tl.constexpr,
+              H: tl.constexpr, D: tl.constexpr, V: tl.constexpr):
     """The same walk in reverse: de = gradient of E, ds = gradient of the state after each chunk."""
     pid = tl.program_id(0)
     b, h = pid // H, pid % H
@@ -95,90 +113,149 @@ def backward_kernel(w_ptr, q_ptr, a_ptr, k_ptr, dl_ptr, do_ptr, de_ptr, ds_ptr, 
     r, d = tl.arange(0, 16), tl.arange(0, D)
     dS = tl.zeros((D, V), tl.float32)
     for j in range(n_chunks):
-        c = (b * n_chunks + n_chunks - 1 - j) * H + h
+        n = b * n_chunks + n_chunks - 1 - j
+        c = n * H + h
         wt = tl.load(w_ptr + c * 16 * D + r[None, :] * D + d[:, None])
         qt = tl.load(q_ptr + c * 16 * D + r[None, :] * D + d[:, None])
         k = tl.load(k_ptr + c * 16 * D + r[:, None] * D + d[None, :])
         at = tl.load(a_ptr + c * 256 + r[None, :] * 16 + r[:, None])
         dl = tl.load(dl_ptr + c * D + d)
-        do = tl.load(do_ptr + c * 16 * D + r[:, None] * D + col[None, :])
+        do = tl.load(do_ptr + ((n * 16 + r) * H + h)[:, None] * D + col[None, :])
         tl.store(ds_ptr + c * D * D + d[:, None] * D + col[None, :], dS)
-        de = tl.dot(at, do, input_precision="tf32x3") + tl.dot(k, dS, input_precision="tf32x3")
+        de = dot(at, do) + dot(k, dS)
         tl.store(de_ptr + c * 16 * D + r[:, None] * D + col[None, :], de)
-        dS = dS * dl[:, None] + tl.dot(qt, do, input_precision="tf32x3") \
-            - tl.dot(wt, de, input_precision="tf32x3")
+        dS = dS * dl[:, None] + dot(qt, do) - dot(wt, de)
 
 
-class Walk(torch.autograd.Function):
-    """w, u, q, k [NC, H, 16, D], a [NC, H, 16, 16], dl [NC, H, D] -> o [NC, H, 16, D]."""
+@triton.jit
+def between(e_ptr, s_ptr, do_ptr, de_ptr, ds_ptr, dqe_ptr, dw_ptr, dke_ptr, da_ptr, ddl_ptr,
+            H: tl.constexpr, D: tl.constexpr):
+    """Gradients of what `before` gave to the walk (that of u is de), from the states and theirs."""
+    pid = tl.program_id(0)
+    r, d, v = tl.arange(0, 16), tl.arange(0, D), tl.arange(0, 32)
+    rows = ((pid // H) * 16 + r) * H + pid % H
+    dqe, dw, dke = tl.zeros((16, D), tl.float32), tl.zeros((16, D), tl.float32), tl.zeros((16, D), tl.float32)
+    da, ddl = tl.zeros((16, 16), tl.float32), tl.zeros((D,), tl.float32)
+    for at in tl.static_range(0, D, 32):
+        do = tl.load(do_ptr + rows[:, None] * D + (at + v)[None, :])
+        inner = pid * 16 * D + r[:, None] * D + (at + v)[None, :]
+        de, e = tl.load(de_ptr + inner), tl.load(e_ptr + inner)
+        state = pid * D * D + d[:, None] * D + (at + v)[None, :]
+        s, ds = tl.load(s_ptr + state), tl.load(ds_ptr + state)
+        st = tl.trans(s)
+        dqe += dot(do, st)
+        dw -= dot(de, st)
+        dke += dot(e, tl.trans(ds))
+        da += dot(do, tl.trans(e))
+        ddl += tl.sum(s * ds, 1)
+    out = pid * 16 * D + r[:, None] * D + d[None, :]
+    tl.store(dqe_ptr + out, dqe)
+    tl.store(dw_ptr + out, dw)
+    tl.store(dke_ptr + out, dke)
+    tl.store(da_ptr + pid * 256 + r[:, None] * 16 + r[None, :],
+             tl.where(r[:, None] >= r[None, :], da, 0.0))
+    tl.store(ddl_ptr + pid * D + d, ddl)
+
+
+@triton.jit
+def after(q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, t_ptr, de_ptr, dqe_ptr, dw_ptr, dke_ptr, da_ptr, ddl_ptr,
+          dq_ptr, dk_ptr, dv_ptr, dg_ptr, dbeta_ptr, H: tl.constexpr, D: tl.constexpr):
+    """Gradients of q, k, v, g, beta: `before` in reverse."""
+    pid = tl.program_id(0)
+    r, d = tl.arange(0, 16), tl.arange(0, D)
+    rows = (pid // H) * 16 + r
+    flat = (rows * H + pid % H)[:, None] * D + d[None, :]
+    inner = pid * 16 * D + r[:, None] * D + d[None, :]
+    square = pid * 256 + r[:, None] * 16 + r[None, :]
+    lower = r[:, None] > r[None, :]
+    de, dqe = tl.load(de_ptr + inner), tl.load(dqe_ptr + inner)
+    dw, dke = tl.load(dw_ptr + inner), tl.load(dke_ptr + inner)
+    da, ddl = tl.load(da_ptr + square), tl.load(ddl_ptr + pid * D + d)
+    # what `before` computed, again
+    q, k, v, g = tl.load(q_ptr + flat), tl.load(k_ptr + flat), tl.load(v_ptr + flat), tl.load(g_ptr + flat)
+    beta = tl.load(beta_ptr + rows * H + pid % H)[:, None]
+    tt = tl.trans(tl.load(t_ptr + square))
+    b = tl.cumsum(g, 0)
+    last, mid = tl.sum(g, 0), row(b, 8, r)
+    up, down = tl.exp(b - mid[None, :]), tl.exp(mid[None, :] - b)
+    eb, fall = tl.exp(b), tl.exp(last[None, :] - b)
+    ku, kd, qu = k * up, k * down, q * up
+    m = dot(ku, tl.trans(kd))
+    # through u = t (beta v), w = t (beta k eb), t = (I + n)^-1, n = beta (ku kd^T), a = qu kd^T
+    dt = dot(de, tl.trans(v * beta)) + dot(dw, tl.trans(k * eb * beta))
+    dbv, dbk = dot(tt, de), dot(tt, dw)
+    dn = tl.where(lower, -dot(dot(tt, dt), tt), 0.0)
+    dm = dn * beta
+    dku, dqu = dot(dm, kd), dot(da, kd)
+    dkd = dot(tl.trans(dm), ku) + dot(tl.trans(da), qu)
+    dbeta = tl.sum(dn * m, 1) + tl.sum(dbv * v + dbk * k * eb, 1)
+    tl.store(dq_ptr + flat, dqu * up + dqe * eb)
+    tl.store(dk_ptr + flat, dku * up + dkd * down + dbk * beta * eb + dke * fall)
+    tl.store(dv_ptr + flat, dbv * beta)
+    tl.store(dbeta_ptr + rows * H + pid % H, dbeta)
+    # log decays: db of every row, then the sum over the rows from each on
+    rel, end = dku * ku + dqu * qu - dkd * kd, dke * k * fall
+    db = rel + dbk * beta * k * eb + dqe * q * eb - end
+    db += tl.where(r[:, None] == 8, -tl.sum(rel, 0)[None, :], 0.0)
+    db += tl.where(r[:, None] == 15, (tl.sum(end, 0) + ddl * tl.exp(last))[None, :], 0.0)
+    tl.store(dg_ptr + flat, tl.cumsum(db, 0, reverse=True))
+
+
+V, WARPS = 32, (1, 4, 4, 2, 4)          # value columns of a walking program; warps of the kernels
+
+
+class Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, w, u, q, a, k, dl, n_chunks):
-        NC, H, _, D = w.shape
-        w, u, q, a, k, dl = (x.contiguous() for x in (w, u, q, a, k, dl))
-        o, e = torch.empty_like(u), torch.empty_like(u)
-        s = torch.empty(NC, H, D, D, device=w.device)
-        V = 16
-        forward_kernel[(NC // n_chunks * H, D // V)](w, u, q, a, k, dl, o, e, s, n_chunks, H, D, V,
-                                                     num_warps=4)
-        ctx.save_for_backward(w, q, a, k, dl, e, s)
-        ctx.n_chunks = n_chunks
+    def forward(ctx, q, k, v, g, beta, T):
+        N, H, D = q.shape
+        NC, n = N // C, T // C
+        q, k, v, g, beta = (x.contiguous() for x in (q, k, v, g, beta))
+        new = lambda *s: torch.empty(*s, device=q.device)
+        w, u, qe, ke, e = (new(NC, H, C, D) for _ in range(5))
+        a, t, dl, s, o = new(NC, H, C, C), new(NC, H, C, C), new(NC, H, D), new(NC, H, D, D), new(N, H, D)
+        before[(NC * H,)](q, k, v, g, beta, w, u, qe, ke, a, t, dl, H, D, num_warps=WARPS[0])
+        walk[(NC // n * H, D // V)](w, u, qe, a, ke, dl, o, e, s, n, H, D, V, num_warps=WARPS[1])
+        ctx.save_for_backward(q, k, v, g, beta, w, qe, ke, a, t, dl, e, s)
+        ctx.n = n
         return o
 
     @staticmethod
     def backward(ctx, do):
-        w, q, a, k, dl, e, s = ctx.saved_tensors
-        NC, H, _, D = w.shape
+        q, k, v, g, beta, w, qe, ke, a, t, dl, e, s = ctx.saved_tensors
+        (N, H, D), NC, n = q.shape, len(w), ctx.n
         do = do.contiguous()
-        de, ds, V = torch.empty_like(e), torch.empty_like(s), 16
-        backward_kernel[(NC // ctx.n_chunks * H, D // V)](w, q, a, k, dl, do, de, ds, ctx.n_chunks, H,
-                                                          D, V, num_warps=4)
-        both = torch.cat((do, -de), 2).flatten(0, 1) @ s.flatten(0, 1).transpose(-1, -2)
-        both = both.view(NC, H, 32, D)
-        dk = (e.flatten(0, 1) @ ds.flatten(0, 1).transpose(-1, -2)).view_as(k)
-        da = (do @ e.transpose(-1, -2)).tril()
-        return both[:, :, 16:], de, both[:, :, :16], da, dk, (s * ds).sum(-1), None
+        de, ds = torch.empty_like(e), torch.empty_like(s)
+        walk_back[(NC // n * H, D // V)](w, qe, a, ke, dl, do, de, ds, n, H, D, V, num_warps=WARPS[2])
+        out = [torch.empty_like(x) for x in (q, k, v, g, beta)]
+        mid = [torch.empty_like(x) for x in (qe, w, ke, a, dl)]
+        between[(NC * H,)](e, s, do, de, ds, *mid, H, D, num_warps=WARPS[3])
+        after[(NC * H,)](q, k, v, g, beta, t, de, *mid, *out, H, D, num_warps=WARPS[4])
+        return (*out, None)
 
 
-def walk(w, u, q, a, k, dl, n_chunks):
-    """The same walk in plain tensors, all rows at once, for CPUs."""
-    shape = lambda x: x.view(-1, n_chunks, *x.shape[1:]).unbind(1)
-    S, out = 0, []
-    for w, u, q, a, k, dl in zip(*map(shape, (w, u, q, a, k, dl))):
-        e = u - w @ S if out else u
-        out.append((q @ S if out else 0) + a @ e)
-        S = (S * dl.unsqueeze(-1) if len(out) > 1 else 0) + k.transpose(-1, -2) @ e
-    return torch.stack(out, 1).flatten(0, 1)
-
-
-def prepare(q, k, v, g, beta):
-    """[N, H, D] fp32 (N = rows * T), beta [N, H] -> what the two kernels need. Compiled."""
+def plain(q, k, v, g, beta, T):
+    """The same in tensor operations, all rows at once."""
     N, H, D = q.shape
+    n = T // C
     q, k, v, g = (x.view(N // C, C, H, D).transpose(1, 2) for x in (q, k, v, g))
     beta = beta.view(N // C, C, H).transpose(1, 2).unsqueeze(-1)
     b = g.cumsum(2)
-    mid = b[:, :, C // 2:C // 2 + 1]
-    up, down = (b - mid).exp(), (mid - b).exp()
-    kn = (k * down).transpose(-1, -2)
-    n = (beta * ((k * up) @ kn)).tril(-1)
-    a = ((q * up) @ kn).tril()
-    eb = b.exp()
-    last = b[:, :, -1:]
-    return n, a, beta * v, beta * k * eb, q * eb, k * (last - b).exp(), last.squeeze(2).exp()
-
-
-def chunked_prepared(n, a, bv, bk, qe, ke, dl, T):
-    """From `prepare`'s results, over rows of T tokens of the flat batch -> o [N, H, D]."""
-    NC, H, _, D = bv.shape
-    if bv.is_cuda or INTERPRET:
-        t = Inverse.apply(n.contiguous())
-        uw = t @ torch.cat((bv, bk), -1)
-        o = Walk.apply(uw[..., D:], uw[..., :D], qe, a, ke, dl, T // C)
-    else:
-        eye = torch.eye(C, dtype=n.dtype)
-        uw = torch.linalg.solve_triangular(eye + n, torch.cat((bv, bk), -1), upper=False)
-        o = walk(uw[..., D:], uw[..., :D], qe, a, ke, dl, T // C)
-    return o.transpose(1, 2).reshape(NC * C, H, D)
+    mid, last = b[:, :, C // 2:C // 2 + 1], b[:, :, -1:]
+    kn = (k * (mid - b).exp()).transpose(-1, -2)
+    nn = (beta * ((k * (b - mid).exp()) @ kn)).tril(-1)
+    a = ((q * (b - mid).exp()) @ kn).tril()
+    eye = torch.eye(C, dtype=q.dtype, device=q.device)
+    uw = torch.linalg.solve_triangular(eye + nn, torch.cat((beta * v, beta * k * b.exp()), -1), upper=False)
+    rows = lambda x: x.view(-1, n, *x.shape[1:]).unbind(1)
+    S, out = q.new_zeros(N // T, H, D, D), []
+    for uw, q, a, k, dl in zip(*map(rows, (uw, q * b.exp(), a, k * (last - b).exp(),
+                                           last.exp().transpose(-1, -2)))):
+        e = uw[..., :D] - uw[..., D:] @ S
+        out.append(q @ S + a @ e)
+        S = S * dl + k.transpose(-1, -2) @ e
+    return torch.stack(out, 1).flatten(0, 1).transpose(1, 2).reshape(N, H, D)
 
 
 def chunked(q, k, v, g, beta, T):
-    return chunked_prepared(*prepare(q, k, v, g, beta), T)
+    """q, k, v, g [N, H, D] fp32 (N = rows * T), beta [N, H] -> o [N, H, D]."""
+    return Chunked.apply(q, k, v, g, beta, T) if q.is_cuda or INTERPRET else plain(q, k, v, g, beta, T)

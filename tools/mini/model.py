@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 import config as c
 import kda
+from chat import HARD
 from data import AUX_PHOTOS, AUX_SCENES, GRIDS, N_LARGE, N_SMALL
 
 K = c.KDA_HEADS * c.KDA_DIM
@@ -153,12 +154,12 @@ def kda_pre(x, pos, wq, wk, wv, wg, wfa, wb, wfb, cq, ck, cv, dt_bias, a_log):
         old = F.pad(f[:-s], (0, 0, s, 0))
         acc = acc + torch.where(pos.unsqueeze(-1) >= s, old, 0.0) * taps[:, 3 - s]
     qkv = F.silu(acc).view(N, 3, c.KDA_HEADS, c.KDA_DIM)
-    q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]
+    q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2].contiguous()
     q = q * torch.rsqrt(q.square().sum(-1, keepdim=True) + 1e-6) * c.KDA_DIM ** -0.5
     k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + 1e-6)
     gr = (fa @ wfb.t()).float().view(N, c.KDA_HEADS, c.KDA_DIM)
     g = -5 * torch.sigmoid(a_log.exp().unsqueeze(-1) * (gr + dt_bias.view(c.KDA_HEADS, c.KDA_DIM)))
-    return (*kda.prepare(q, k, v, g, torch.sigmoid(b.float())), gate)
+    return q, k, v, g, torch.sigmoid(b.float()), gate
 
 
 def kda_post(o, gate, norm, wo, P):
@@ -213,15 +214,18 @@ def moe(x, gate, bias, wdown, norm, wup, sg, su, sd, w1, w3, w2, P):
 
 
 def head_loss(src, rn, rq, ln, w, target, weight):
-    """Weighted cross entropy with a small z-loss; number of right tokens for the log."""
+    """Weighted cross entropy with a small z-loss; for the log: loss, accuracy, accuracy of every kind
+    of hard token."""
     x = mix_norm(src, rn, rq, ln)
     z = (x @ w.t()).float()
     lse = torch.logsumexp(z, -1)
     nll = lse - z.gather(1, target.unsqueeze(1)).squeeze(1)
     total = weight.sum().clamp_min(1.0)
     loss = (weight * (nll + 1e-4 * lse.square())).sum() / total
-    right = (weight * (z.argmax(-1) == target)).sum() / total
-    return loss, (weight * nll).sum().detach() / total, right
+    hit = (z.argmax(-1) == target).float()
+    part = lambda m: (m * hit).sum() / m.sum().clamp_min(1e-9)
+    hard = [part((weight == h).float()) for h in HARD.values()]
+    return loss, torch.stack([(weight * nll).sum().detach() / total, part(weight), *hard])
 
 
 class Embed(torch.autograd.Function):
@@ -397,7 +401,7 @@ class Target:
                 *z, gate = self.kda_pre(h, pos, *(A(n + ".weight") for n in (
                     "q_proj", "k_proj", "v_proj", "g_proj", "f_a_proj", "b_proj", "f_b_proj",
                     "q_conv1d", "k_conv1d", "v_conv1d")), A("dt_bias"), A("A_log"))
-                o = kda.chunked_prepared(*z, T)
+                o = kda.chunked(*z, T)
                 P = self.kda_post(o, gate, A("o_norm.weight"), A("o_proj.weight"), P)
             h = self.mix_norm([*blocks, P], L("mlp_res_norm"), L("mlp_res_proj"),
                               L("post_attention_layernorm"))
@@ -417,13 +421,13 @@ class Target:
         return blocks, P
 
     def loss(self, b, T, aux=0.1):
-        """-> loss, (token loss, accuracy, photo loss, shapes loss), expert loads [12, E]."""
+        """-> loss, statistics (see train.COLUMNS), expert loads [12, E]."""
         lm, (photo, shapes) = self.features(b)
         loads = []
         blocks, P = self.layers(self.embed(b, lm), T, loads)
         p = self.p
-        token, nll, right = self.head_loss(
+        token, seen = self.head_loss(
             [*blocks, P], p["model.output_attn_res_norm.weight"], p["model.output_attn_res_proj.weight"],
             p["model.norm.weight"], p["lm_head.weight"], b["target"], b["weight"])
         loss = token + aux * (photo + shapes)
-        return loss, torch.stack((nll, right, photo.detach(), shapes.detach())), torch.stack(loads)
+        return loss, torch.cat((seen, torch.stack((photo.detach(), shapes.detach())))), torch.stack(loads)

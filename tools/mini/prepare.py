@@ -9,6 +9,11 @@ from chat import DECLARE, EFFORT
 import json
 
 
+# shares of the tasks here; not those of training, so that the vocabulary stays when training changes
+SHARES = [(tasks.add, 20), (tasks.sub, 26), (tasks.count, 13), (tasks.sort, 12), (tasks.reverse, 7),
+          (tasks.copy, 5), (tasks.fact, 8), (tasks.short_recall, 5)]
+
+
 def task_pieces():
     """Pieces of the taught tasks, so that the words of tags and questions become single ranks."""
     r, out = random.Random("tokenizer"), collections.Counter()
@@ -23,7 +28,7 @@ def task_pieces():
     for level in ("low", "high", "max"):
         see(EFFORT.format(level), 2000)
     for _ in range(30000):
-        t = tasks.chat_turn(r)
+        t = tasks.chat_turn(r, SHARES)
         see(t.user)
         see(t.think)
         see(t.response)
@@ -49,7 +54,8 @@ def task_pieces():
                 see(x, 3)
     see("image 56x56", 2000)
     for _ in range(4000):
-        for x in tasks.key_sentence(r, set()):
+        say, ask, answer, _ = tasks.key_sentence(r, set())
+        for x in (say, ask, answer, answer):
             see(x)
     return out
 

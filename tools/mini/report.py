@@ -57,8 +57,13 @@ def curves(legs, drafts, path):
     body, y = [], 0
     for k, leg in enumerate(legs):
         col = lambda c: smooth([(r[1], r[c]) for r in leg["log"] if r[0] % 50 == 0])
-        body += panel(y, f"target, leg {k + 1}", [("token loss", "#1f5fbf", col(3)),
-                                                  ("accuracy", "#c05020", col(4))], "s")
+        name = "target" if len(legs) == 1 else f"target, leg {k + 1}"
+        at = leg["columns"].index
+        body += panel(y, name + ": loss", [("text and answers", "#1f5fbf", col(at("loss")))], "s")
+        y += 190
+        body += panel(y, name + ": accuracy", [("all", "#1f5fbf", col(at("accuracy"))),
+                                               ("keys", "#c05020", col(at("lookup"))),
+                                               ("sums", "#2a8040", col(at("arithmetic")))], "s")
         y += 190
     for k, d in enumerate(drafts):
         col = lambda c: smooth([(r[1], r[c]) for r in d["log"]])

@@ -56,8 +56,8 @@ class Suite:
         out, planted = [], keys
         for _ in range(n):
             lines, keys = self.d.recall_parts(self.r, filler, True, planted)
-            _, q, think, answer = self.r.choice(keys)
-            out.append(ask(self.conv(), tasks.Turn(lines + [q], think, answer)))
+            tag = "" if planted == 1 else f"{len(keys)} keys"
+            out.append(ask(self.conv(), tasks.key_turn([self.r.choice(keys)], lines), tag))
         return out
 
     def tool(self, n, several=False, after=False, thinking=True):
@@ -101,12 +101,14 @@ class Suite:
     def continuation(self, n):
         return [ask(self.conv(), self.d.continuation(self.r, held=True)) for _ in range(n)]
 
-    def plain(self, n):
-        """Plain text without any chat format, 24 to 60 ids of held-out paragraphs."""
+    def plain(self, n, least=24):
+        """Plain text without any chat format: `least` ids of held-out paragraphs and up to 35 more."""
         out = []
         for _ in range(n):
-            ids = [x for p in self.d.corpus.run(self.r, 60, held=True) for x in p]
-            out.append(Question(ids[:self.r.randrange(24, 60)], [], []))
+            ids = []
+            while len(ids) < least + 36:
+                ids += [x for p in self.d.corpus.run(self.r, least + 36 - len(ids), held=True) for x in p]
+            out.append(Question(ids[:self.r.randrange(least, least + 36)], [], []))
         return out
 
     def all(self, f=1.0):
@@ -134,9 +136,12 @@ class Suite:
             "drawn scenes": (self.simple(n(1000), pictures.scene_turn), R, 96),
             "drawn scenes, thinking off": (self.simple(n(500), pictures.scene_turn, False), R, None),
             "two pictures": (self.simple(n(500), pair), R, 97),
-            "planted key among 1 to 6, 100 tokens of filler": (self.recall(n(300), 100), R, 97),
-            "planted key among 1 to 6, 800": (self.recall(n(200), 800), R, 97),
-            "planted key among 1 to 6, 1,800": (self.recall(n(100), 1800), R, 97),
+            "planted key, 100 tokens of filler": (self.recall(n(300), 100, 1), R, 97),
+            "planted key, 800": (self.recall(n(300), 800, 1), R, 97),
+            "planted key, 1,800": (self.recall(n(200), 1800, 1), R, 97),
+            "one of 1 to 6 planted keys, 100": (self.recall(n(500), 100), R, None),
+            "one of 1 to 6 planted keys, 800": (self.recall(n(300), 800), R, None),
+            "one of 1 to 6 planted keys, 1,800": (self.recall(n(200), 1800), R, None),
             "one tool call": (self.tool(n(1000)), A, 99),
             "one tool call, thinking off": (self.tool(n(300), thinking=False), A, None),
             "several tool calls": (self.tool(n(500), several=True), A, 97),
@@ -145,9 +150,7 @@ class Suite:
             "tools declared, none needed": (self.no_tool(n(200)), R, None),
             "text continuation in chat": (self.continuation(n(200)), None, None),
             "plain text": (self.plain(n(200)), None, None),
-            "planted key alone, 100 tokens of filler": (self.recall(n(300), 100, 1), R, 97),
-            "planted key alone, 800": (self.recall(n(200), 800, 1), R, 97),
-            "planted key alone, 1,800": (self.recall(n(100), 1800, 1), R, 97),
+            "plain text after 1,800 tokens": (self.plain(n(100), 1800), None, None),
         }
 
     def response(self, ids):

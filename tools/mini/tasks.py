@@ -61,6 +61,7 @@ class Turn:
     results: tuple = ()             # tool results, one text per call
     after: str = ""                 # the answer after the results
     kind: str = ""
+    crux: tuple = ()                # ((text, kind), ...) the hard parts of the answer, see chat.HARD
 
 
 def held(*key):
@@ -105,7 +106,8 @@ def add(r, want_held=False, digits=0):
     a, b = draw_pair(r, "+", want_held, digits)
     ask = r.choice(["What is {} + {}?", "{} + {} = ?", "Add {} and {}.", "Calculate {} + {}.",
                     "What is {} plus {}?", "What is the sum of {} and {}?"])
-    return Turn(ask.format(a, b), f"{a} + {b}: {columns_sum(a, b)}", f"{a} + {b} = {a + b}.")
+    return Turn(ask.format(a, b), f"{a} + {b}: {columns_sum(a, b)}", f"{a} + {b} = {a + b}.",
+                crux=((f"= {a + b}.", "arithmetic"),))
 
 
 def sub(r, want_held=False, digits=0):
@@ -118,9 +120,27 @@ def sub(r, want_held=False, digits=0):
                     "Subtract {1} from {0}."])
     if a >= b:
         return Turn(ask.format(a, b), f"{a} >= {b}, plus. {a} - {b}: {columns_difference(a, b)}",
-                    f"{a} - {b} = {a - b}.")
+                    f"{a} - {b} = {a - b}.", crux=((f"= {a - b}.", "arithmetic"),))
     return Turn(ask.format(a, b), f"{a} < {b}, minus. {b} - {a}: {columns_difference(b, a)}",
-                f"{a} - {b} = -({b} - {a}) = -{b - a}.")
+                f"{a} - {b} = -({b} - {a}) = -{b - a}.", 
+                crux=(("= -(", "arithmetic"), (f"= -{b - a}.", "arithmetic")))
+
+
+def several_sums(r):
+    """Sums and differences in one message: the same work as one at a time in fewer tokens."""
+    digits = r.choice((3, 3, 0))
+    turns = [(add if r.random() < 0.4 else sub)(r, False, digits) for _ in range(r.randrange(2, 6))]
+    answers = [t.response[:-1] for t in turns]
+    asks = [a.split(" = ")[0] for a in answers]
+    crux = tuple((c.rstrip("."), kind) for t in turns for c, kind in t.crux)
+    return Turn("Calculate: " + ", ".join(asks), "", ", ".join(answers) + ".", crux=crux)
+
+
+def arithmetic_turn(r):
+    """For conversations without thinking: mostly the hard case of three digits."""
+    if r.random() < 0.5:
+        return several_sums(r)
+    return (add if r.random() < 0.4 else sub)(r, False, 3 if r.random() < 0.7 else 0)
 
 
 def count(r):
@@ -145,6 +165,19 @@ def count(r):
                 f"{word}: {k}.")
 
 
+INITIALS = [ws for ws in ([w for w in WORDS if w[0] == x] for x in "abcdefghijklmnopqrstuvwxyz") if len(ws) > 7]
+
+
+def close_items(r, kind, n):
+    """Items that are hard to order: words with the same initials, numbers with the same first digits."""
+    if kind == "words":
+        pool = sum(r.sample(INITIALS, r.choice((1, 1, 2))), [])
+        return r.sample(pool, n)
+    width = r.choice((10, 30, 100))
+    low = r.randrange(1000 - width)
+    return [str(x) for x in r.sample(range(low, low + width), n)]
+
+
 def items_of(r, kind, n):
     if kind == "words":
         return r.sample(WORDS, n)
@@ -157,10 +190,12 @@ def items_of(r, kind, n):
     return mixed
 
 
-def sort(r):
+def sort(r, close=0.0):
+    """close: the share of lists that are hard to order; only for training."""
     kind = r.choice(["words", "words", "numbers", "numbers", "mixed"])
     n = r.randrange(2, 8)
-    items = items_of(r, kind, n)
+    near = kind != "mixed" and close and r.random() < close
+    items = close_items(r, kind, n) if near else items_of(r, kind, n)
     if kind == "numbers" and r.random() < 0.4:
         ask = r.choice(["Sort from largest to smallest: {}", "Sort these numbers, largest first: {}"])
         out, note = sorted(items, key=int, reverse=True), f"{n} numbers, largest first."
@@ -175,7 +210,7 @@ def sort(r):
         out = sorted((i for i in items if i.isdigit()), key=int) + \
             sorted(i for i in items if not i.isdigit())
         note = f"{n} items, numbers first, then words."
-    return Turn(ask.format(", ".join(items)), note, ", ".join(out))
+    return Turn(ask.format(", ".join(items)), note, ", ".join(out), crux=((", ".join(out), "list"),))
 
 
 def reverse(r):
@@ -242,28 +277,26 @@ def short_recall(r):
     i = r.randrange(n)
     text = " ".join(say.format(a, v) for a, v in zip(names, vals)) + " " + ask.format(names[i])
     ans = ans.format(names[i], vals[i])
-    return Turn(text, ans, ans)
+    return Turn(text, ans, ans, crux=((vals[i], "lookup"),))
 
 
-CHAT = [(add, 20), (sub, 26), (count, 13), (sort, 12), (reverse, 7), (copy, 5), (fact, 8),
-        (short_recall, 5)]
+CHAT = [(add, 12), (sub, 16), (count, 15), (lambda r: sort(r, 0.4), 24), (reverse, 7), (copy, 7), (fact, 8),
+        (short_recall, 11)]
 
 
-def chat_turn(r):
-    total = r.random() * sum(w for _, w in CHAT)
-    for fn, w in CHAT:
+def chat_turn(r, shares=CHAT):
+    total = r.random() * sum(w for _, w in shares)
+    for fn, w in shares:
         total -= w
         if total < 0:
             break
-    turn = fn(r)
-    turn.kind = fn.__name__
-    return turn
+    return fn(r)
 
 
-def key_sentence(r, used):
-    """A planted fact; (sentence, question, thinking, answer)."""
+def key_sentence(r, used, plain=False):
+    """A planted fact; (sentence, question, answer, code). plain: about an object without a colour."""
     while True:
-        name = f"{r.choice(COLOURS)} {r.choice(OBJECTS)}"
+        name = r.choice(OBJECTS) if plain else f"{r.choice(COLOURS)} {r.choice(OBJECTS)}"
         if name not in used:
             break
     used.add(name)
@@ -272,5 +305,16 @@ def key_sentence(r, used):
                     "The code for the {} is {}."]).format(name, code)
     ask = r.choice(["What is the code of the {}?", "What is the code for the {}?",
                     "Tell me the code of the {}."]).format(name)
-    answer = f"The code of the {name} is {code}."
-    return say, ask, answer, answer
+    return say, ask, f"The code of the {name} is {code}.", code
+
+
+def key_turn(keys, before=()):
+    """Asks for one planted key, or for several at once. before: the text they were planted in."""
+    if len(keys) == 1:
+        ask = keys[0][1]
+    else:
+        names = [k[2].split(" is ")[0].removeprefix("The code of ") for k in keys]
+        ask = "What are the codes of " + ", ".join(names[:-1]) + f" and {names[-1]}?"
+    answer = " ".join(k[2] for k in keys)
+    return Turn([*before, ask], answer, answer, 
+                crux=tuple(x for k in keys for x in ((k[3][0], "lookup"), (k[3][1:], "recall"))))

@@ -11,21 +11,12 @@ import argparse, json, os, random, time
 import numpy as np
 import torch
 import export, model, optim
-import data as data_module
-import tasks
+from chat import HARD
 from loader import Loader
 
-LENGTHS, SHARES = (512, 1024, 2048), (0.72, 0.16, 0.12)
-WARMUP, DECAY, FREEZE = 150, 0.45, 0.85
-
-
-def second_leg():
-    """The mixture of a short last leg (`--leg 2`): long recall, arithmetic without thinking, lists."""
-    data_module.MIX.update({512: (0.52, 0.12, 0.06, 0.04, 0.26), 1024: (0.36, 0.06, 0.05, 0.04, 0.49),
-                            2048: (0.28, 0.04, 0.04, 0.04, 0.60)})
-    data_module.NO_THINKING = 0.45
-    share = dict(add=20, sub=32, count=6, sort=16, reverse=5, copy=8, fact=4, short_recall=9)
-    tasks.CHAT[:] = [(fn, share[fn.__name__]) for fn, _ in tasks.CHAT]
+LENGTHS, SHARES = (512, 1024, 2048), (0.74, 0.14, 0.12)
+WARMUP, DECAY, FREEZE = 150, 0.6, 0.85
+COLUMNS = ["step", "seconds", "T", "loss", "accuracy", *HARD, "photo loss", "shapes loss"]
 
 
 def length_of(seed):
@@ -48,13 +39,14 @@ class Trainer:
         for n in self.spec:
             dt = torch.float32 if model.is_f32(n) or n.startswith("aux.") else low
             self.leaves[n] = masters[n].to(device, dt).requires_grad_(self.spec[n][1] != "none")
-        self.opt = optim.Optimizer(self.spec, {n: m.to(device) for n, m in masters.items()}, self.leaves)
-        self.opt.write()
         compiled = (lambda f: torch.compile(f, dynamic=False)) if cuda else (lambda f: f)
+        self.opt = optim.Optimizer(self.spec, {n: m.to(device) for n, m in masters.items()}, self.leaves,
+                                   compile=compiled)
+        self.opt.write()
         self.model = model.Target(self.leaves, device, compiled)
         self.scale = torch.zeros((), device=device)         # learning-rate factor of this step
         self.bias_rate = torch.full((), 1e-3, device=device)
-        self.stats = torch.zeros(4, device=device)
+        self.stats = torch.zeros(len(COLUMNS) - 3, device=device)
         self.load = torch.zeros(12, 16, device=device)
         self.biases = [self.leaves[n] for n in self.spec if n.endswith("e_score_correction_bias")]
         self.graphs, self.batch, self.aux = {}, None, 0.1
@@ -110,7 +102,7 @@ def run(args, device, start, loader, schedule, state):
         t.aux = 0.0                     # started from exported files: the auxiliary heads are gone
     if state and "optim" in state:
         t.opt.load_state(state["optim"])
-    log, step, begin = state["log"] if state else [], first, None
+    log, step, begin, text = state["log"] if state else [], first, None, 0
     peak = args.peak
     while True:
         now = time.time() - start
@@ -118,6 +110,7 @@ def run(args, device, start, loader, schedule, state):
             break
         T, arrays = loader.get(step)
         t.set_batch(arrays)
+        text += int(arrays["text"][0])
         if device == "cuda":
             torch.cuda.current_stream().synchronize()       # the slot is free once it was copied
         loader.free()
@@ -133,9 +126,9 @@ def run(args, device, start, loader, schedule, state):
             busy = t.load.max(1).values.mean() / t.load.mean()
             idle = t.load.min(1).values.mean() / t.load.mean()
             log.append([step, round(time.time() - start, 1), T] + [round(x, 4) for x in s])
-            print(f"step {step} {time.time() - start:6.1f}s T {T} loss {s[0]:.3f} acc {s[1]:.3f} photo "
-                  f"{s[2]:.3f} shapes {s[3]:.3f} load {busy:.2f}/{idle:.2f} lr {float(t.scale):.3f}",
-                  flush=True)
+            print(f"step {step} {time.time() - start:6.1f}s T {T} "
+                  + " ".join(f"{n} {x:.3f}" for n, x in zip(COLUMNS[3:], s))
+                  + f" load {busy:.2f}/{idle:.2f} lr {float(t.scale):.3f}", flush=True)
     if device == "cuda":
         torch.cuda.synchronize()
         print(f"{(time.time() - begin[0]) / max(1, step - begin[1]) * 1e3:.2f} ms per step, "
@@ -147,8 +140,7 @@ def run(args, device, start, loader, schedule, state):
                f"{args.work}/state.pt")
     with open(f"{args.work}/train.json", "w") as f:
         json.dump({"seconds": round(time.time() - start, 1), "steps": step, "tokens": step * 16384,
-                   "bytes": total, "columns": ["step", "seconds", "T", "loss", "accuracy", "photo loss",
-                                               "shapes loss"], "log": log}, f)
+                   "text tokens": text, "bytes": total, "columns": COLUMNS, "log": log}, f)
     print(f"done: {step} steps, {time.time() - start:.1f} s, {total / 1e6:.1f} MB", flush=True)
 
 
@@ -166,10 +158,9 @@ if __name__ == "__main__":
     a.add_argument("--resume", action="store_true", help="continue from WORK_DIR/state.pt")
     a.add_argument("--start", help="continue from an exported model")
     a.add_argument("--first", type=int, default=20000, help="number of the first batch with --start")
-    a.add_argument("--leg", type=int, default=1)
     a.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = a.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = True        # fp32 products here have bf16 operands (router)
     torch._dynamo.config.recompile_limit = 64
     start = time.time()
     os.makedirs(args.work, exist_ok=True)
@@ -181,10 +172,6 @@ if __name__ == "__main__":
         given = export.load(args.start)
         state = {"step": args.first, "log": [], "given": list(given), "masters": {
             n: given.get(n, torch.zeros(s)) for n, (s, _, _) in model.spec().items()}}
-    if args.leg == 2:
-        second_leg()
-        if state:
-            state["log"] = []           # each leg has its own log
     schedule = length_of(args.seed)
     loader = Loader(args.data, args.seed, schedule, args.workers, state["step"] if state else 0)
     if args.device == "cuda":
