@@ -45,7 +45,8 @@ def main():
         c = [y - x for x, y in zip(before, server.counters())]
         got, taps = evaluate.answers(engine, qs, new, len(qs))
         s = evaluate.draft_stats(w, d, qs, got, taps, tables, [[0, 0] for _ in range(5)])
-        same = sum(data.tok.decode(g) == t for (g, _), t in zip(got, texts))
+        plain = lambda t: t.replace("<|end_of_msg|>", "")
+        same = sum(plain(data.tok.decode(g)) == plain(t) for (g, _), t in zip(got, texts))
         p = [s["cycles"], s["accepted"]]
         length = [1 + x[1] / x[0] for x in (c, p)]
         total = [[t[0] + x[0], t[1] + x[1]] for t, x in zip(total, (c, p))]

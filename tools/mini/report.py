@@ -26,6 +26,8 @@ def table(r):
         v = r["draft"]["length over all cycles"]
         bold = "**" if v < 6 else ""
         out.append(f"| all draft cycles | | | >= 6 | {bold}{v:.2f}{bold} |")
+        if "length on random tokens" in r["draft"]:
+            out.append(f"| random tokens | | | near 1 | {r['draft']['length on random tokens']:.2f} |")
     return out
 
 
