@@ -112,7 +112,7 @@ class Rude(unittest.TestCase):
             finally:
                 c.close()
         c = self.s.connect()  # an answer may take longer than a request
-        for tokens in (1, 700):
+        for tokens in (1, 50 if api.QUICK else 700):
             status, _, data = self.s.request("POST", "/v1/completions", {"prompt": "a", "max_tokens": tokens, "ignore_eos": True}, connection=c)
             self.assertEqual((status, json.loads(data)["usage"]["completion_tokens"]), (200, tokens))
         c.close()
@@ -173,7 +173,7 @@ class Crowd(unittest.TestCase):
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             with api.serving("--idle-timeout", 3600, *api.SPECULATE) as s:
-                stream = threading.Thread(target=lambda: s.stream(messages=user("long"), max_tokens=1500, temperature=0))
+                stream = threading.Thread(target=lambda: s.stream(messages=user("long"), max_tokens=50 if api.QUICK else 1500, temperature=0))
                 stream.start()
                 for i in range(n):
                     c = socket.create_connection(("127.0.0.1", s.port), timeout=30)
@@ -290,9 +290,10 @@ class Shutdown(unittest.TestCase):
         s = api.Server("--max-num-seqs", 4)
         kept = s.connect()
         self.assertEqual(s.request("GET", "/health", connection=kept)[0], 200)
-        with concurrent.futures.ThreadPoolExecutor(64) as pool:  # four run, sixty wait
-            jobs = [pool.submit(s.stream, messages=user(f"{i}"), max_tokens=100, temperature=0) for i in range(64)]
-            while s.metric("num_requests_running") + s.metric("num_requests_waiting") < 64:
+        n = 8 if api.QUICK else 64  # four run, the others wait
+        with concurrent.futures.ThreadPoolExecutor(n) as pool:
+            jobs = [pool.submit(s.stream, messages=user(f"{i}"), max_tokens=100, temperature=0) for i in range(n)]
+            while s.metric("num_requests_running") + s.metric("num_requests_waiting") < n:
                 time.sleep(0.01)
             s.process.send_signal(signal.SIGTERM)
             while True:  # nothing new is taken: no connection, and no request on an old one
