@@ -12,7 +12,8 @@ export CCACHE_BASEDIR=$copy
 
 rm -rf "$copy"
 mkdir -p "$copy"
-git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar -C "$copy" -xf -
+# Files of now: the last mutant of an earlier run left its object behind.
+git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar -C "$copy" -xmf -
 cmake -S "$copy" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DK3_DEPS_DIR="$root/build/deps" >"$build.log" 2>&1 ||
     { tail -5 "$build.log"; exit 1; }
 
