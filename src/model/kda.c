@@ -401,9 +401,15 @@ static void commit_head(const commit_job *j, size_t s, size_t index, char *old)
     char *state = a->seq->state + index * lay->head_bytes;
     const char *record = a->seq->records + index * lay->max_spec * lay->record_bytes;
     memcpy(old, state + lay->S_bytes, lay->hist_bytes);
-    for (size_t rows = 0;; rows++) {
+    for (size_t rows = 0, next;; rows = next) {
+        next = a->n_accepted;
         for (size_t i = 0; i < j->n_snaps; i++) {
-            if (j->snaps[i].seq != s || j->snaps[i].pos != first + rows)
+            size_t at = j->snaps[i].pos - first; /* wraps for earlier ones */
+            if (j->snaps[i].seq != s)
+                continue;
+            if (at > rows && at < next)
+                next = at;
+            if (at != rows)
                 continue;
             commit_history(j, state, record, old, rows);
             k3i_snap_write(&j->snaps[i].pages, index * lay->head_bytes, state, lay->head_bytes);
@@ -411,7 +417,8 @@ static void commit_head(const commit_job *j, size_t s, size_t index, char *old)
         if (rows == a->n_accepted)
             break;
         const float *f = (const void *)(record + rows * lay->record_bytes);
-        j->run->op->kda_replay((void *)state, f, f + d, f + 2 * d, 0, 1, d, d);
+        j->run->op->kda_replay((void *)state, f, f + d, f + 2 * d,
+                               lay->record_bytes / sizeof(float), next - rows, d, d);
     }
     commit_history(j, state, record, old, a->n_accepted);
 }
