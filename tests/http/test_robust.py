@@ -255,6 +255,7 @@ class Limits(unittest.TestCase):
                     self.assertLess(got["usage"]["completion_tokens"], 30000)
             _, reason, _ = api.merge(s.stream(messages=user("x"), max_tokens=30000, temperature=0))
             self.assertEqual(reason, "abort")
+            s.wait_idle()
             self.assertEqual(s.metric("request_success_total", finished_reason="abort"), 4)
             self.assertEqual(s.ask("x", max_tokens=2)["choices"][0]["finish_reason"], "length")
 
