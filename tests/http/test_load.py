@@ -8,7 +8,7 @@ import load
 
 
 class Load(unittest.TestCase):
-    def test_64_clients_equal_solo(self):
+    def test_clients_equal_solo(self):
         seed = random.randrange(1 << 30)
         print("seed", seed)
         run = load.Load(seed, 20 if api.QUICK else 64)
@@ -18,9 +18,9 @@ class Load(unittest.TestCase):
               f"{run.cached:.0f} cached tokens, memory {run.samples[0][1]} to {run.samples[-1][1]} KiB")
         self.assertEqual(run.wrong, [], f"seed {seed}")
         self.assertEqual(run.errors, 0)
-        self.assertGreater(run.aborted, 0)
         self.assertGreater(run.drafted, 0)
         if not api.QUICK:  # sanitizers are too slow to get there, and keep freed memory
+            self.assertGreater(run.aborted, 0)
             self.assertGreater(run.preempted, 0)
             self.assertGreater(run.cached, 0)
             self.assertLess(run.growth_kib(), 16384)
