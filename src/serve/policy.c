@@ -35,11 +35,18 @@ void k3i_policy_saw_step(k3i_policy *p, int32_t rows, double ns)
     p->clock_ns += ns;
     if (rows < 1 || rows > K3_COST_ROWS)
         return;
-    /* The fastest of the first looks, a decayed mean from then on. */
+    /* The fastest of the first looks, a decayed mean from then on, to which a step that was
+     * interrupted adds no more than one of twice the mean. */
+    double *mean = &p->step_ns[rows];
     if (p->step_seen[rows]++ >= FIRST_LOOKS)
-        blend(&p->step_ns[rows], ns);
-    else if (p->step_ns[rows] == 0.0 || ns < p->step_ns[rows])
-        p->step_ns[rows] = ns;
+        blend(mean, ns < 2 * *mean ? ns : 2 * *mean);
+    else if (*mean == 0.0 || ns < *mean)
+        *mean = ns;
+    /* Fewer rows never take longer: an unlucky yardstick must not make drafts look cheap. */
+    for (int32_t i = 1; i < rows; i++) {
+        if (p->step_ns[i] > *mean)
+            p->step_ns[i] = *mean;
+    }
 }
 
 void k3i_policy_saw_draft(k3i_policy *p, int32_t n_reqs, int32_t width, double ns)

@@ -5,6 +5,7 @@
 typedef struct {
     double step, per_row, draft, per_draft; /* ns */
     double survive;
+    int32_t interrupted_every; /* of so many steps one takes 30 times as long; 0: none */
 } machine;
 
 /* Runs `n` users for `n_steps`; returns tokens per ns, *ret_time the total. */
@@ -31,6 +32,8 @@ static double simulate(k3i_policy *p, const machine *m, int32_t n, int32_t n_ste
             tokens += 1 + kept;
         }
         double ns = m->step + m->per_row * rows;
+        if (m->interrupted_every > 0 && step % m->interrupted_every == m->interrupted_every - 1)
+            ns *= 30;
         k3i_policy_saw_step(p, rows, ns);
         time += ns;
         int32_t widest = k3i_policy_choose(p, n, reqs, cap, width);
@@ -84,6 +87,24 @@ static void useless_drafts_cost_next_to_nothing(void **state)
 }
 
 /* Half-good drafts on a machine where rows are expensive: some narrow width beats both extremes. */
+/* Another program takes the processor now and then. The yardstick must not learn from it that plain
+ * steps are slow: few drafts, whatever the interruption hit. */
+static void interruptions_do_not_make_drafts_cheap(void **state)
+{
+    (void)state;
+    machine m = {.step = 4e5, .per_row = 1e5, .draft = 1e5, .per_draft = 2e4, .survive = 0.01};
+    for (int32_t every = 18; every < 200; every += 13) {
+        m.interrupted_every = every;
+        k3i_policy p;
+        k3i_policy_init(&p, 7, false);
+        double time, tokens;
+        simulate(&p, &m, 1, 4000, (uint64_t)every, &time, &tokens);
+        print_message("one step in %d is interrupted: %d of 4000 with drafts\n", every,
+                      (int)p.n_drafting);
+        assert_true(p.n_drafting < 300); /* the probes alone are about 190 */
+    }
+}
+
 static void width_follows_cost(void **state)
 {
     (void)state;
@@ -153,6 +174,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(good_drafts_are_used),
         cmocka_unit_test(useless_drafts_cost_next_to_nothing),
+        cmocka_unit_test(interruptions_do_not_make_drafts_cheap),
         cmocka_unit_test(width_follows_cost),
         cmocka_unit_test(recovery_is_noticed),
         cmocka_unit_test(caps_hold),
