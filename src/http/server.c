@@ -750,7 +750,8 @@ void k3i_server_stop(k3i_server *s, int64_t drain_ns)
             wake_link(l->call);
     }
     pthread_mutex_unlock(&s->lock);
+    free_server(s);
+    /* Not before: the daemon's thread may still be taking it out of its set. */
     if (listening != MHD_INVALID_SOCKET)
         close(listening);
-    free_server(s);
 }
