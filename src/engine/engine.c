@@ -49,7 +49,8 @@ static size_t shared_cache(void)
 
 static bool rows_pay(const k3_engine *e)
 {
-    if (e->opt.tp_size > 1) /* ranks gather outputs behind each product */
+    /* One member has nobody to share with; ranks gather outputs behind each product. */
+    if (e->opt.threads == 1 || e->opt.tp_size > 1)
         return false;
     if (e->opt.split != NULL)
         return e->opt.split[0] == 'r';

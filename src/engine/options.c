@@ -104,21 +104,14 @@ static k3_status get_eps(yyjson_val *v, k3i_options *o, k3i_err *err)
     return K3_OK;
 }
 
-static k3_status get_stream(yyjson_val *v, k3i_options *o, k3i_err *err)
+/* One of two words, of which *ret becomes a constant copy. */
+static k3_status get_name(const char *key, yyjson_val *v, const char *first, const char *second,
+                          const char **ret, k3i_err *err)
 {
-    bool mixture = false;
-    k3_status st = get_word("aux_hidden_stream", v, "prefix", "attn_res", &mixture, err);
+    bool is_second = false;
+    k3_status st = get_word(key, v, first, second, &is_second, err);
     if (st == K3_OK)
-        o->aux_hidden_stream = mixture ? "attn_res" : "prefix";
-    return st;
-}
-
-static k3_status get_split(yyjson_val *v, k3i_options *o, k3i_err *err)
-{
-    bool rows = false;
-    k3_status st = get_word("split", v, "outputs", "rows", &rows, err);
-    if (st == K3_OK)
-        o->split = rows ? "rows" : "outputs";
+        *ret = is_second ? second : first;
     return st;
 }
 
@@ -139,7 +132,7 @@ static k3_status set_option(const char *key, yyjson_val *v, k3i_options *o, k3i_
     if (strcmp(key, "threads") == 0)
         return get_size(key, v, 0, 4096, &o->threads, err);
     if (strcmp(key, "split") == 0)
-        return get_split(v, o, err);
+        return get_name(key, v, "outputs", "rows", &o->split, err);
     if (strcmp(key, "cpus") == 0)
         return get_cpus(v, o, err);
     if (strcmp(key, "max_num_seqs") == 0)
@@ -151,7 +144,7 @@ static k3_status set_option(const char *key, yyjson_val *v, k3i_options *o, k3i_
     if (strcmp(key, "num_speculative_tokens") == 0)
         return get_size(key, v, 0, K3I_MAX_DRAFT, &o->num_speculative_tokens, err);
     if (strcmp(key, "aux_hidden_stream") == 0)
-        return get_stream(v, o, err);
+        return get_name(key, v, "prefix", "attn_res", &o->aux_hidden_stream, err);
     if (strcmp(key, "latent_norm_eps") == 0)
         return get_eps(v, o, err);
     if (strcmp(key, "image_cache_bytes") == 0)

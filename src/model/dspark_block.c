@@ -210,14 +210,9 @@ static void between(group *g, size_t layer)
     }
 }
 
-typedef struct {
-    const group *g;
-    size_t layer;
-} between_job;
-
 static void between_member(void *arg, size_t i, size_t n)
 {
-    const between_job *j = arg;
+    const row_job *j = arg;
     k3i_run own = k3i_run_as_member(j->g->run, i, n);
     group g = *j->g;
     g.run = &own;
@@ -228,7 +223,7 @@ static void block_rows(group *g)
 {
     bool rows = k3i_run_by_rows(g->run, g->R);
     for (size_t layer = 0;; layer++) {
-        between_job j = {.g = g, .layer = layer};
+        row_job j = {.g = g, .layer = layer};
         if (rows) {
             k3i_team_run(g->run->team, between_member, &j);
         } else {
