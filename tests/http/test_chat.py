@@ -3,6 +3,7 @@
 import os
 import pty
 import select
+import signal
 import subprocess
 import tempfile
 import time
@@ -24,6 +25,20 @@ def chat(*args, stdin=b"", code=0):
 
 def user(text, url=None):
     return {"role": "user", "content": [{"type": "image_url", "image_url": url}, {"type": "text", "text": text}] if url else text}
+
+
+def ended(pid, fd):
+    """The exit code of a program at a terminal; what it still writes is read, so that it can end."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        try:
+            if select.select([fd], [], [], 0.1)[0]:
+                os.read(fd, 65536)
+        except OSError:  # the program has closed the terminal
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    raise AssertionError("the program does not end")
 
 
 class Chat(unittest.TestCase):
@@ -98,10 +113,14 @@ never asked
         self.assertIn("Ctrl-C", said)
 
     def test_terminal(self):
-        """Ctrl-C stops the answer, not the program; Ctrl-D ends it."""
+        """Ctrl-C stops the answer, not the program; Ctrl-D ends it, at the prompt or typed ahead of it."""
+        self.in_terminal(ahead=False)
+        self.in_terminal(ahead=True)
+
+    def in_terminal(self, ahead):
         pid, fd = pty.fork()
         if pid == 0:
-            os.execve(api.K3, [api.K3, "chat", *FIXED, "--think", "high"], {**ENV, "TERM": "dumb"})
+            os.execve(api.K3, [api.K3, "chat", *FIXED, "--think", "high", *(["-n", "200"] if ahead else [])], {**ENV, "TERM": "dumb"})
         shown = b""
 
         def until(text, start=0):
@@ -117,13 +136,15 @@ never asked
             until(b"/help lists commands")
             os.write(fd, b"Talk for ever\r")
             begun = until(b"\x1b[2m")  # thoughts are dim
-            os.write(fd, b"\x03")
-            stopped = until(b"\x1b[0m", begun - 4)
-            until(b"> ", stopped - 4)
-            os.write(fd, b"/think off\r")
-            until(b"thinking: off", stopped)
+            if not ahead:
+                os.write(fd, b"\x03")
+                stopped = until(b"\x1b[0m", begun - 4)
+                until(b"> ", stopped - 4)
+                os.write(fd, b"/think off\r")
+                told = until(b"thinking: off", stopped)
+                until(b"> ", told - 4)
             os.write(fd, b"\x04")
-            self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
+            self.assertEqual(ended(pid, fd), 0)
         finally:
             os.close(fd)
 
