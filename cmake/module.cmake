@@ -34,14 +34,15 @@ function(k3_test name)
     endif()
 endfunction()
 
-# k3_fuzz(NAME LIBS a b SOURCES fuzz_x.c [CORPUS dir]): a libFuzzer target where K3_FUZZ is on; elsewhere
-# the same file linked with a replay main() that runs the corpus once, as a ctest test.
+# k3_fuzz(NAME LIBS a b SOURCES fuzz_x.c [CORPUS dir] [DEFS A=b]): a libFuzzer target where K3_FUZZ is on;
+# elsewhere the same file linked with a replay main() that runs the corpus once, as a ctest test.
 function(k3_fuzz name)
-    cmake_parse_arguments(F "" "CORPUS" "LIBS;SOURCES" ${ARGN})
+    cmake_parse_arguments(F "" "CORPUS" "LIBS;SOURCES;DEFS" ${ARGN})
     if(K3_FUZZ)
         add_executable(fuzz_${name} ${F_SOURCES})
         target_link_options(fuzz_${name} PRIVATE -fsanitize=fuzzer)
         target_link_libraries(fuzz_${name} PRIVATE ${F_LIBS} m)
+        target_compile_definitions(fuzz_${name} PRIVATE ${F_DEFS})
         if(F_CORPUS)
             add_test(NAME fuzz_${name} COMMAND fuzz_${name} -seed=1 -runs=2000 -max_total_time=30 -artifact_prefix=${CMAKE_BINARY_DIR}/ ${CMAKE_BINARY_DIR}/corpus_${name} ${F_CORPUS})
             file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/corpus_${name})
@@ -49,6 +50,7 @@ function(k3_fuzz name)
     else()
         add_executable(replay_${name} ${F_SOURCES} ${CMAKE_SOURCE_DIR}/tests/fuzz/replay_main.c)
         target_link_libraries(replay_${name} PRIVATE ${F_LIBS} m)
+        target_compile_definitions(replay_${name} PRIVATE ${F_DEFS})
         add_test(NAME replay_${name} COMMAND replay_${name} ${F_CORPUS})
     endif()
 endfunction()

@@ -13,6 +13,7 @@ static k3_status read_header(const WebPData *data, const k3i_decode_options *opt
     WebPDemuxer *demux = WebPDemux(data); /* NULL unless the file is complete */
     if (demux == NULL)
         return k3i_fail(err, K3_E_FORMAT, "the file is damaged or truncated");
+    *ret_orientation = 1;
     uint32_t flags = WebPDemuxGetI(demux, WEBP_FF_FORMAT_FLAGS);
     k3_status st = k3i_check_size(WebPDemuxGetI(demux, WEBP_FF_CANVAS_WIDTH),
                                   WebPDemuxGetI(demux, WEBP_FF_CANVAS_HEIGHT), opt, err);

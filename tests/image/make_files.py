@@ -241,4 +241,5 @@ def main():
     print(len(cases), "cases, Pillow", Image.__version__ if hasattr(Image, "__version__") else "", file=sys.stderr)
 
 
-main()
+if __name__ == "__main__":
+    main()
