@@ -51,18 +51,6 @@ static void call_done(k3i_call *call)
     k3i_buf_done(&call->arguments);
 }
 
-void k3i_answer_drop_incomplete(k3i_answer *answer)
-{
-    size_t kept = 0;
-    for (size_t i = 0; i < answer->n_call; i++) {
-        if (answer->call[i].is_complete)
-            answer->call[kept++] = answer->call[i];
-        else
-            call_done(&answer->call[i]);
-    }
-    answer->n_call = kept;
-}
-
 void k3i_answer_done(k3i_answer *answer)
 {
     for (size_t i = 0; i < answer->n_call; i++)

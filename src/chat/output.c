@@ -427,7 +427,9 @@ k3_status k3i_parser_finish(k3i_parser *p, k3i_err *err)
     k3_status st = K3_OK;
     if (p->state == DONE)
         return K3_OK;
-    if (p->mode != BODY)
+    /* Half the header of a call or an argument tells no name, or half of one: no call begins with
+     * it. */
+    if (p->mode != BODY && header_limit(p) == HEADER_MAX)
         st = end_header(p, false, err);
     if (st == K3_OK)
         st = flush_character(p, err);

@@ -86,8 +86,6 @@ typedef struct {
                   .content = K3I_BUF(K3I_OUTPUT_MAX_BYTES)})
 
 k3_status k3i_answer_event(void *answer, const k3i_chat_event *event, k3i_err *err);
-/* Drops incomplete calls: what a reply that is not streamed returns. */
-void k3i_answer_drop_incomplete(k3i_answer *answer);
 void k3i_answer_done(k3i_answer *answer);
 
 #endif

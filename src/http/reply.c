@@ -249,7 +249,7 @@ static void write_completion_logprobs(const k3i_api_call *c, k3i_choice *ch, boo
 /* ---- whole answers -----------------------------------------------------------------------------
  */
 
-/* The delta that ends a call, NULL if it was cut off. */
+/* The delta that ends a call, NULL if the token limit cut it off. */
 static const k3i_delta *end_of_call(const k3i_choice *ch, int32_t call)
 {
     for (size_t i = 0; i < ch->n_delta; i++) {
@@ -280,13 +280,16 @@ static void write_joined(const k3i_choice *ch, int32_t kind, const k3i_buf *echo
     k3i_buf_done(&text);
 }
 
-static void write_arguments(const k3i_choice *ch, const k3i_delta *end, k3i_json *j)
+/* As far as they were written; of a complete call with the last of equal keys only. */
+static void write_arguments(const k3i_choice *ch, int32_t call, k3i_json *j)
 {
     k3i_buf text = K3I_BUF(K3I_OUTPUT_MAX_BYTES), last = K3I_BUF(K3I_OUTPUT_MAX_BYTES);
-    join(ch, K3I_EVENT_CALL_ARGS, end->call, &text, j);
-    if (!end->is_raw && text.n > 0 && j->status == K3_OK)
+    const k3i_delta *end = end_of_call(ch, call);
+    bool is_written = end == NULL || end->is_raw;
+    join(ch, K3I_EVENT_CALL_ARGS, call, &text, j);
+    if (!is_written && text.n > 0 && j->status == K3_OK)
         j->status = k3i_arguments_last(text.data, text.n, &last, &j->err);
-    const k3i_buf *shown = end->is_raw ? &text : &last;
+    const k3i_buf *shown = is_written ? &text : &last;
     k3i_json_strn(j, shown->n > 0 ? shown->data : "", shown->n);
     k3i_buf_done(&text);
     k3i_buf_done(&last);
@@ -323,7 +326,7 @@ static void write_message(const k3i_api_call *c, const k3i_choice *ch, k3i_json 
 {
     size_t n_calls = 0;
     for (size_t i = 0; i < ch->n_delta; i++)
-        n_calls += ch->delta[i].kind == K3I_EVENT_CALL_END;
+        n_calls += ch->delta[i].kind == K3I_EVENT_CALL_BEGIN;
     k3i_json_raw(j, "{\"role\":\"assistant\",\"content\":");
     if (n_calls > 0 && !has_kind(ch, K3I_EVENT_CONTENT) && c->echo.n == 0)
         k3i_json_raw(j, "null");
@@ -337,8 +340,7 @@ static void write_message(const k3i_api_call *c, const k3i_choice *ch, k3i_json 
     bool is_first = true;
     for (size_t i = 0; i < ch->n_delta && n_calls > 0; i++) {
         const k3i_delta *d = &ch->delta[i];
-        const k3i_delta *end = d->kind == K3I_EVENT_CALL_BEGIN ? end_of_call(ch, d->call) : NULL;
-        if (end == NULL)
+        if (d->kind != K3I_EVENT_CALL_BEGIN)
             continue;
         k3i_json_raw(j, is_first ? ",\"tool_calls\":[{\"id\":" : ",{\"id\":");
         is_first = false;
@@ -346,7 +348,7 @@ static void write_message(const k3i_api_call *c, const k3i_choice *ch, k3i_json 
         k3i_json_raw(j, ",\"type\":\"function\",\"function\":{\"name\":");
         k3i_json_strn(j, ch->text.data + d->at, d->n);
         k3i_json_raw(j, ",\"arguments\":");
-        write_arguments(ch, end, j);
+        write_arguments(ch, d->call, j);
         k3i_json_raw(j, "}}");
     }
     k3i_json_raw(j, is_first ? "}" : "]}");

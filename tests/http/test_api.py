@@ -487,6 +487,31 @@ class Answers(unittest.TestCase):
         self.assertEqual(set(value), {"ключ", "n"})
         self.assertIn(value["n"], range(10))
 
+    def test_cut_tool_call(self):
+        """A call that the token limit cuts stands in a whole answer as its stream adds up: as far as it was written."""
+        tool = {"type": "function", "function": {"name": "f", "parameters": {
+            "type": "object", "properties": {"text": {"type": "string", "minLength": 30, "maxLength": 40}},
+            "required": ["text"], "additionalProperties": False}}}
+        ask = dict(messages=user("Call."), tools=[tool], tool_choice="required", temperature=0, thinking={"type": "disabled"})
+        seen = set()
+        for n in range(1, 300):
+            choice = self.s.chat(max_tokens=n, **ask)["choices"][0]
+            streamed, reason, _ = api.merge(self.s.stream(max_tokens=n, **ask))
+            self.assertEqual(api.without_ids(api.plain(choice["message"])), api.without_ids(streamed), n)
+            self.assertEqual(choice["finish_reason"], reason)
+            calls = streamed["tool_calls"]
+            self.assertEqual(len(choice["message"].get("tool_calls", ["none"])), max(len(calls), 1))
+            if reason == "tool_calls":
+                break
+            self.assertEqual(reason, "length")
+            for call in calls:
+                self.assertIsNone(choice["message"]["content"])
+                self.assertEqual(call["name"], "f")
+                seen.add(call["arguments"])
+        self.assertEqual(reason, "tool_calls")
+        self.assertIn("", seen)  # the name alone
+        self.assertIn('{"text": "', {text[:10] for text in seen})
+
 
 class PicturesFromTheNet(unittest.TestCase):
     """The server fetches what an address names, so what it may name is a table: who is asked, who redirects where, how much."""
