@@ -126,6 +126,7 @@ static k3_status submit(bench *b, side *s, size_t i, k3i_request **ret)
             st = k3i_fail(b->err, K3_E_NOMEM, "no memory");
         else
             memcpy(r->keep, &eos, sizeof eos);
+        r->sampling.temperature = (float)k3i_arg_real(b->args, "temperature");
         r->sampling.stop = r->keep;
         r->sampling.n_stop = 1;
     }

@@ -173,7 +173,7 @@ static k3_status print(const k3i_args *args, const bench_state *b, const measure
 static k3_status check_options(const k3i_args *args, k3i_err *err)
 {
     bool has_spec = k3i_arg_given(args, "speculative-config");
-    static const char *const with[] = {"prompts", "users", "max-tokens"};
+    static const char *const with[] = {"prompts", "users", "max-tokens", "temperature"};
     for (size_t i = 0; i < sizeof with / sizeof with[0]; i++) {
         if (!has_spec && k3i_arg_given(args, with[i]))
             return k3i_fail(err, K3_E_OPTION, "--%s has no effect without --speculative-config",
