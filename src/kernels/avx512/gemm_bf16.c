@@ -130,26 +130,30 @@ INLINE void step(const gemm *g, int w_kind, size_t mr, size_t nr, const uint16_t
     }
 }
 
-/* The sums [mr][nr] of rows r.. and outputs o.. . Missing outputs repeat the last one. */
-INLINE vec tile(const gemm *g, int w_kind, size_t mr, size_t nr, size_t r, size_t o)
+/* The sums [mr][nr] of rows r.. and outputs o.. . whole: all outputs exist; else missing ones
+ * repeat the last one. asks: this is the first tile that reads these weights, so it asks for later
+ * ones. */
+INLINE vec tile(const gemm *g, int w_kind, size_t mr, size_t nr, size_t r, size_t o, int whole,
+                int asks)
 {
     const uint16_t *x = g->x + r * g->x_stride;
     size_t row_bytes = w_kind == W_BF16 ? 2 * g->k : g->k / 2, n = g->k / 32;
     const uint8_t *w[ACCS] = {g->w + o * row_bytes}, *scale[ACCS] = {g->scale + o * n};
     UNROLL
     for (size_t j = 1; j < nr; j++) {
-        w[j] = w[j - 1] + (o + j < g->n_out ? row_bytes : 0);
-        scale[j] = scale[j - 1] + (o + j < g->n_out ? n : 0);
+        w[j] = w[j - 1] + (whole || o + j < g->n_out ? row_bytes : 0);
+        scale[j] = scale[j - 1] + (whole || o + j < g->n_out ? n : 0);
     }
-    size_t ahead = distance(nr * row_bytes);
-    for (size_t i = 0; w_kind == W_MXFP4 && i < nr * n; i += 64)
+    size_t ahead = asks ? distance(nr * row_bytes) : 0;
+    for (size_t i = 0; asks && w_kind == W_MXFP4 && i < nr * n; i += 64)
         prefetch(scale[0] + ahead / 16 + i);
     vec acc[ACCS];
     UNROLL
     for (size_t i = 0; i < ACCS; i++)
         acc[i] = v_zero();
     for (size_t s = 0; s < n; s++) {
-        ask(w_kind, nr, w, s, ahead);
+        if (asks)
+            ask(w_kind, nr, w, s, ahead);
         step(g, w_kind, mr, nr, x, w, scale, s, 32, acc);
     }
     if (w_kind == W_BF16 && g->k % 32 != 0)
@@ -187,16 +191,27 @@ INLINE void put(const gemm *g, size_t mr, size_t nr, size_t r, size_t o, vec sum
 }
 
 /* Rows r0..r1-1, mr at a time, of outputs o0..o1-1, as many at a time as 16 accumulators serve. One
- * function each: together, their loops would be short of registers. */
-#define STRIPS(w_kind, mr)                                                                        \
-    static __attribute__((noinline)) void strips_##w_kind##_##mr(const gemm *g, size_t r0,        \
-                                                                 size_t r1, size_t o0, size_t o1) \
-    {                                                                                             \
-        const size_t nr = (mr) == 1 ? 16 : (mr) == 2 ? 8 : 4;                                     \
-        for (size_t o = o0; o < o1; o += nr) {                                                    \
-            for (size_t r = r0; r < r1; r += (mr))                                                \
-                put(g, mr, nr, r, o, tile(g, w_kind, mr, nr, r, o));                              \
-        }                                                                                         \
+ * function each: together, their loops would be short of registers. asks: nobody has read these
+ * weights before. */
+#define STRIPS(w_kind, mr)                                                     \
+    static __attribute__((noinline)) void strips_##w_kind##_##mr(              \
+        const gemm *g, size_t r0, size_t r1, size_t o0, size_t o1, int asks)   \
+    {                                                                          \
+        const size_t nr = (mr) == 1 ? 16 : (mr) == 2 ? 8 : 4;                  \
+        for (size_t o = o0; o < o1; o += nr) {                                 \
+            size_t r = r0;                                                     \
+            if (asks && g->n_out - o >= nr) {                                  \
+                put(g, mr, nr, r, o, tile(g, w_kind, mr, nr, r, o, 1, 1));     \
+                r += (mr);                                                     \
+            }                                                                  \
+            for (; r < r1; r += (mr)) {                                        \
+                if (g->n_out - o >= nr) {                                      \
+                    put(g, mr, nr, r, o, tile(g, w_kind, mr, nr, r, o, 1, 0)); \
+                } else {                                                       \
+                    put(g, mr, nr, r, o, tile(g, w_kind, mr, nr, r, o, 0, 0)); \
+                }                                                              \
+            }                                                                  \
+        }                                                                      \
     }
 STRIPS(W_BF16, 1)
 STRIPS(W_BF16, 2)
@@ -208,7 +223,7 @@ STRIPS(W_MXFP4, 3)
 STRIPS(W_MXFP4, 4)
 #undef STRIPS
 
-typedef void (*strips_fn)(const gemm *g, size_t r0, size_t r1, size_t o0, size_t o1);
+typedef void (*strips_fn)(const gemm *g, size_t r0, size_t r1, size_t o0, size_t o1, int asks);
 
 /* All outputs of rows r..r+n-1. */
 static void sweep(const gemm *g, const strips_fn *strips, size_t r, size_t n)
@@ -217,9 +232,9 @@ static void sweep(const gemm *g, const strips_fn *strips, size_t r, size_t n)
     for (size_t o = 0; o < g->n_out; o += ACCS) {
         size_t o1 = g->n_out - o < ACCS ? g->n_out : o + ACCS;
         if (end > r)
-            strips[MR](g, r, end, o, o1);
+            strips[MR](g, r, end, o, o1, 1);
         if (left > 0)
-            strips[left](g, end, end + left, o, o1);
+            strips[left](g, end, end + left, o, o1, end == r);
     }
 }
 
