@@ -78,9 +78,7 @@ void k3i_option_values(const k3i_option *o, char *ret, size_t size)
         const char *value = nth_value(o, i, &len);
         if (value == NULL)
             return;
-        const char *join = i == 0                             ? ""
-                           : nth_value(o, i + 1, &next) == NULL ? " or "
-                                                              : ", ";
+        const char *join = i == 0 ? "" : nth_value(o, i + 1, &next) == NULL ? " or " : ", ";
         used += (size_t)snprintf(ret + used, size - used, "%s%.*s", join, (int)len, value);
     }
 }
@@ -336,8 +334,52 @@ k3_status k3i_env_check(k3i_err *err)
     return K3_OK;
 }
 
+/* The option that the engine calls by this key: max-model-len for max_model_len. */
+static const k3i_option *find_key(const k3i_args *args, const char *key, size_t len)
+{
+    for (size_t i = 0; i < args->n_options; i++) {
+        const char *name = args->option[i]->name;
+        size_t at = 0;
+        while (at < len && key[at] == (name[at] == '-' ? '_' : name[at]))
+            at++;
+        if (at == len && name[at] == 0)
+            return args->option[i];
+    }
+    return NULL;
+}
+
+/* A text of the engine or the scheduler, which know an option by its key: "option 'threads'", and
+ * wherever it cannot be a word of the sentence, max_num_seqs. People gave it by its name, or by the
+ * environment. */
+static void print_named(const k3i_args *args, const char *text)
+{
+    static const char LEAD[] = "option '", LETTERS[] = "abcdefghijklmnopqrstuvwxyz_";
+    for (const char *s = text; *s != 0;) {
+        size_t lead = strncmp(s, LEAD, sizeof LEAD - 1) == 0 ? sizeof LEAD - 1 : 0;
+        size_t len = strspn(s + lead, LETTERS);
+        bool is_key = lead > 0 ? s[lead + len] == '\'' : memchr(s, '_', len) != NULL;
+        const k3i_option *o = is_key ? find_key(args, s + lead, len) : NULL;
+        if (o != NULL) {
+            fprintf(stderr, "--%s", o->name);
+            s += lead + len + (lead > 0);
+        } else if (s == text && len == 3 && strncmp(s, "isa:", 4) == 0) {
+            fputs("K3_ISA", stderr); /* --isa was checked before the engine saw it */
+            s += len;
+        } else {
+            size_t n = lead + len > 0 ? lead + len : 1;
+            fprintf(stderr, "%.*s", (int)n, s);
+            s += n;
+        }
+    }
+}
+
 int k3i_report(const k3i_args *args, const k3i_err *err)
 {
-    fprintf(stderr, "k3 %s: %s\n", args->command, err->text);
+    fprintf(stderr, "k3 %s: ", args->command);
+    if (err->code == K3_E_OPTION && strncmp(err->text, "--", 2) != 0)
+        print_named(args, err->text);
+    else
+        fputs(err->text, stderr);
+    fputc('\n', stderr);
     return err->code == K3_E_OPTION ? K3I_EXIT_USAGE : K3I_EXIT_FAILED;
 }

@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -32,8 +33,17 @@ static k3_status open_engine(const k3i_args *args, const k3i_host_config *config
     return k3_query(h->engine, &h->info);
 }
 
+/* What a person can do about a cache that is too small for one sequence. */
+static const char *more_pages(const k3i_args *args, const k3i_host_config *config)
+{
+    if (config->num_blocks > 0)
+        return " or raise --num-gpu-blocks-override";
+    return strcmp(args->command, "serve") == 0 ? " or raise --kv-cache-memory-bytes" : "";
+}
+
 /* Pages for all slots at full length and twice as many snapshots as slots, within the limit. */
-static k3_status size_pool(const k3i_host_config *config, k3i_host *h, k3i_err *err)
+static k3_status size_pool(const k3i_args *args, const k3i_host_config *config, k3i_host *h,
+                           k3i_err *err)
 {
     k3_kv_config kv = {.size = sizeof kv,
                        .num_blocks = 2,
@@ -57,9 +67,9 @@ static k3_status size_pool(const k3i_host_config *config, k3i_host *h, k3i_err *
     if (blocks < per_seq + 1)
         return k3i_fail(err, K3_E_OPTION,
                         "the KV cache has %lld pages of %d tokens, one sequence of %d tokens needs "
-                        "%lld: lower --max-model-len or raise --kv-cache-memory-bytes",
+                        "%lld: lower --max-model-len%s",
                         (long long)blocks, (int)config->block_tokens, (int)h->info.max_model_len,
-                        (long long)(per_seq + 1));
+                        (long long)(per_seq + 1), more_pages(args, config));
     h->sched.num_blocks = blocks > INT32_MAX ? INT32_MAX : (int32_t)blocks;
     return K3_OK;
 }
@@ -79,6 +89,11 @@ k3_status k3i_host_open(const k3i_args *args, const k3i_host_config *config, k3i
                         k3i_err *err)
 {
     const char *spec = k3i_arg_text(args, "speculative-config");
+    if (config->max_num_batched_tokens < config->max_num_seqs)
+        return k3i_fail(err, K3_E_OPTION,
+                        "--max-num-batched-tokens %d is below --max-num-seqs %d: each request of a "
+                        "step needs a token",
+                        (int)config->max_num_batched_tokens, (int)config->max_num_seqs);
     k3_status st = spec == NULL ? K3_OK : k3i_spec_config_parse(spec, &h->spec, err);
     if (st == K3_OK)
         st = k3i_tok_open(config->model, &h->tok, err);
@@ -96,7 +111,7 @@ k3_status k3i_host_open(const k3i_args *args, const k3i_host_config *config, k3i
                                   .is_fixed_width = h->spec.is_fixed};
     h->sched.speculative_tokens = h->spec.model != NULL ? h->info.draft_tokens : 0;
     if (st == K3_OK)
-        st = size_pool(config, h, err);
+        st = size_pool(args, config, h, err);
     if (st == K3_OK)
         st = k3i_serve_new(&h->sched, config->max_waiting, &h->serve, err);
     return st;

@@ -658,6 +658,17 @@ class Options(unittest.TestCase):
             self.assertIn(p.returncode, (1, 2), options)
             self.assertIn(word, p.stderr)
             self.assertEqual(p.stdout, "")
+        # What the engine refuses is told with the options' names of the command line.
+        for options, line in [(["serve", "--max-model-len", "2000000000"], "--max-model-len is 2000000000, the model takes at most 1048576\n"),
+                              (["chat", "--once", "x", "--max-model-len", "2000000000"],
+                               "--max-model-len is 2000000000, the model takes at most 1048576\n"),
+                              (["serve", "--max-num-seqs", "9", "--max-num-batched-tokens", "5"],
+                               "--max-num-batched-tokens 5 is below --max-num-seqs 9: each request of a step needs a token\n"),
+                              (["serve", "--num-gpu-blocks-override", "2"], "lower --max-model-len or raise --num-gpu-blocks-override\n"),
+                              (["serve", "--kv-cache-memory-bytes", "1"], "lower --max-model-len or raise --kv-cache-memory-bytes\n")]:
+            p = subprocess.run([api.K3, options[0], api.API, *options[1:]], capture_output=True, text=True, timeout=60)
+            self.assertEqual(p.returncode, 2, options)
+            self.assertTrue(p.stderr.startswith(f"k3 {options[0]}: ") and p.stderr.endswith(line), p.stderr)
 
 
 if __name__ == "__main__":
