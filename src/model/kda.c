@@ -377,7 +377,7 @@ static void commit_history(const commit_job *j, char *state, const char *record,
     const k3i_kda_layout *lay = &j->m->kda;
     size_t row_bytes = lay->d * j->run->act_bytes;
     char *to = state + lay->S_bytes;
-    for (size_t x = 0; x < 3; x++) {
+    for (size_t x = 0; rows > 0 && x < 3; x++) {
         for (size_t i = 0; i < lay->n_hist; i++) {
             const char *from;
             if (rows + i < lay->n_hist) {
@@ -400,7 +400,8 @@ static void commit_head(const commit_job *j, size_t s, size_t index, char *old)
     size_t d = lay->d, first = a->seq->ctx + a->seq->n_rows - a->seq->n_spec;
     char *state = a->seq->state + index * lay->head_bytes;
     const char *record = a->seq->records + index * lay->max_spec * lay->record_bytes;
-    memcpy(old, state + lay->S_bytes, lay->hist_bytes);
+    if (a->n_accepted > 0)
+        memcpy(old, state + lay->S_bytes, lay->hist_bytes);
     for (size_t rows = 0, next;; rows = next) {
         next = a->n_accepted;
         for (size_t i = 0; i < j->n_snaps; i++) {
@@ -442,5 +443,6 @@ void k3i_kda_commit(k3i_text *m, k3i_run *run, const k3i_accept *a, size_t n, co
     size_t work = 0;
     for (size_t i = 0; i < n; i++)
         work += a[i].n_accepted * m->kda.state_bytes / sizeof(float);
-    k3i_run_team(run, commit_member, &j, work + n_snaps * m->kda.state_bytes);
+    if (work > 0 || n_snaps > 0)
+        k3i_run_team(run, commit_member, &j, work + n_snaps * m->kda.state_bytes);
 }
