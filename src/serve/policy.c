@@ -65,6 +65,7 @@ void k3i_policy_saw_verdict(k3i_policy *p, k3i_policy_req *r, int32_t width, int
     r->tried = DECAY * r->tried + tried;
     p->survived = DECAY * p->survived + accepted;
     p->tried = DECAY * p->tried + tried;
+    p->probe_won += p->probe_tried > 0 && accepted > 0;
 }
 
 double k3i_policy_survival(const k3i_policy *p, const k3i_policy_req *r)
@@ -186,9 +187,13 @@ int32_t k3i_policy_choose(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs,
     if (largest == 0 && !p->is_fixed && p->step_seen[n] >= FIRST_LOOKS) {
         double probe = k3i_policy_step_cost(p, 2 * n) - k3i_policy_step_cost(p, n) +
                        n * interpolate(p->draft_ns, K3_MAX_WIDTH, 1);
-        if (probe < K3_PROBE_SHARE * (p->clock_ns - p->probed_ns)) {
+        bool won = p->probe_tried > 0 && 2 * p->probe_won >= p->probe_tried;
+        p->probe_tried = p->probe_won = 0;
+        if (won || probe < K3_PROBE_SHARE * (p->clock_ns - p->probed_ns)) {
             p->probed_ns = p->clock_ns;
             largest = all_at(n, cap, 1, ret);
+            for (int32_t i = 0; i < n; i++)
+                p->probe_tried += ret[i];
         }
     }
     if (largest > 0)

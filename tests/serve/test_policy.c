@@ -65,8 +65,9 @@ static void good_drafts_are_used(void **state)
     assert_true(p.n_drafting > 1900);
 }
 
-/* Whatever a useless draft costs, and at any number of users: after 16 rounds at most 5 % are lost.
- */
+/* Whatever a useless draft costs, and at any number of users: after 16 rounds hardly more than the
+ * probes' share is lost. The whole may cost 5 %, and context rows, which are not simulated here,
+ * take 3 of them. */
 static void useless_drafts_cost_next_to_nothing(void **state)
 {
     (void)state;
@@ -81,12 +82,11 @@ static void useless_drafts_cost_next_to_nothing(void **state)
             double plain = 3000 * (m.step + m.per_row * n);
             print_message("useless draft, %d users, draft %.0e ns: %.3f x plain\n", n, draft,
                           time / plain);
-            assert_true(time < 1.05 * plain);
+            assert_true(time < 1.02 * plain);
         }
     }
 }
 
-/* Half-good drafts on a machine where rows are expensive: some narrow width beats both extremes. */
 /* Another program takes the processor now and then. The yardstick must not learn from it that plain
  * steps are slow: few drafts, whatever the interruption hit. */
 static void interruptions_do_not_make_drafts_cheap(void **state)
@@ -101,10 +101,11 @@ static void interruptions_do_not_make_drafts_cheap(void **state)
         simulate(&p, &m, 1, 4000, (uint64_t)every, &time, &tokens);
         print_message("one step in %d is interrupted: %d of 4000 with drafts\n", every,
                       (int)p.n_drafting);
-        assert_true(p.n_drafting < 300); /* the probes alone are about 190 */
+        assert_true(p.n_drafting < 300); /* the probes alone are about 110 */
     }
 }
 
+/* Half-good drafts on a machine where rows are expensive: some narrow width beats both extremes. */
 static void width_follows_cost(void **state)
 {
     (void)state;
@@ -135,8 +136,9 @@ static void recovery_is_noticed(void **state)
     double time, tokens;
     simulate(&p, &m, 1, 500, 1, &time, &tokens);
     m.survive = 0.95;
-    double rate = simulate(&p, &m, 1, 3000, 1, &time, &tokens);
-    assert_true(rate > 2.0 / (m.step + m.per_row));
+    double rate = simulate(&p, &m, 1, 300, 1, &time, &tokens);
+    print_message("a draft that became good: %.2f x plain\n", rate * (m.step + m.per_row));
+    assert_true(rate > 2.5 / (m.step + m.per_row));
 }
 
 static void caps_hold(void **state)
