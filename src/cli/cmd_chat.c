@@ -2,6 +2,7 @@
  * same reading, rendering, parsing and scheduling as in the server, so an answer here is an answer
  * there. Earlier turns are found in the prefix cache; only what is new is computed. */
 #include "args.h"
+#include "base64.h"
 #include "call.h"
 #include "host.h"
 #include "line_input.h"
@@ -47,22 +48,6 @@ static void on_interrupt(int sig)
 /* ---- pictures ----------------------------------------------------------------------------------
  */
 
-static k3_status add_base64(const uint8_t *p, size_t n, k3i_buf *ret, k3i_err *err)
-{
-    static const char DIGITS[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    k3_status st = k3i_buf_reserve(ret, (n + 2) / 3 * 4, err);
-    for (size_t i = 0; i < n && st == K3_OK; i += 3) {
-        uint32_t bits = (uint32_t)p[i] << 16;
-        bits |= i + 1 < n ? (uint32_t)p[i + 1] << 8 : 0;
-        bits |= i + 2 < n ? (uint32_t)p[i + 2] : 0;
-        char quad[4] = {DIGITS[bits >> 18], DIGITS[bits >> 12 & 63],
-                        i + 1 < n ? DIGITS[bits >> 6 & 63] : '=',
-                        i + 2 < n ? DIGITS[bits & 63] : '='};
-        st = k3i_buf_add(ret, quad, 4, err);
-    }
-    return st;
-}
-
 static k3_status load_image(chat_state *s, const char *path, k3i_err *err)
 {
     char *bytes;
@@ -73,7 +58,7 @@ static k3_status load_image(chat_state *s, const char *path, k3i_err *err)
     s->image.n = 0;
     st = k3i_buf_adds(&s->image, "data:image;base64,", err);
     if (st == K3_OK)
-        st = add_base64((const uint8_t *)bytes, n, &s->image, err);
+        st = k3i_base64_add(&s->image, bytes, n, err);
     if (st != K3_OK)
         s->image.n = 0;
     k3i_free(bytes);

@@ -4,6 +4,7 @@
  * given out per SHA-256 of bytes, settings and model: unlike a shortened hash it cannot collide. */
 #include "media.h"
 
+#include "base64.h"
 #include "fetch.h"
 
 #include <pthread.h>
@@ -74,49 +75,6 @@ static uint64_t key_of(k3i_media_store *s, const uint8_t digest[K3I_IMAGE_KEY_BY
     return key;
 }
 
-/* ---- base64 ------------------------------------------------------------------------------------
- */
-
-static int32_t sextet(char c)
-{
-    if (c >= 'A' && c <= 'Z')
-        return c - 'A';
-    if (c >= 'a' && c <= 'z')
-        return c - 'a' + 26;
-    if (c >= '0' && c <= '9')
-        return c - '0' + 52;
-    return c == '+' ? 62 : c == '/' ? 63 : -1;
-}
-
-k3_status k3i_base64_decode(const char *text, size_t n, uint8_t **ret, size_t *ret_n, k3i_err *err)
-{
-    size_t padding = 0, out = 0;
-    while (padding < 2 && n > 0 && text[n - 1] == '=') {
-        n--;
-        padding++;
-    }
-    if (n % 4 == 1 || (padding > 0 && (n + padding) % 4 != 0))
-        return k3i_fail(err, K3_E_FORMAT, "base64 of impossible length %zu", n + padding);
-    uint8_t *bytes = k3i_alloc(n / 4 * 3 + 3);
-    if (bytes == NULL)
-        return k3i_fail(err, K3_E_NOMEM, "base64: out of memory");
-    uint32_t bits = 0;
-    for (size_t i = 0; i < n; i++) {
-        int32_t v = sextet(text[i]);
-        if (v < 0) {
-            k3i_free(bytes);
-            return k3i_fail(err, K3_E_FORMAT, "byte 0x%02x at %zu is not base64",
-                            (unsigned)(uint8_t)text[i], i);
-        }
-        bits = bits << 6 | (uint32_t)v;
-        if (i % 4 != 0)
-            bytes[out++] = (uint8_t)(bits >> (6 - 2 * (i % 4)));
-    }
-    *ret = bytes;
-    *ret_n = out;
-    return K3_OK;
-}
-
 /* ---- URLs --------------------------------------------------------------------------------------
  */
 
@@ -137,10 +95,17 @@ static bool load_data(const char *url, size_t n, const char *where, uint8_t **re
     if (head < 7 || strncasecmp(comma - 7, ";base64", 7) != 0)
         return k3i_fault_set(fault, 400, "image_url",
                              "%s: Only base64 data URLs are supported for now.", where);
+    size_t n_text = n - head - 1;
+    uint8_t *bytes = k3i_alloc(K3I_BASE64_ROOM(n_text));
+    if (bytes == NULL)
+        return k3i_fault_set(fault, 503, NULL, "%s: out of memory", where);
     k3i_err err;
-    if (k3i_base64_decode(comma + 1, n - head - 1, ret, ret_n, &err) != K3_OK)
+    if (k3i_base64_decode(comma + 1, n_text, K3I_BASE64_LENIENT, bytes, ret_n, &err) != K3_OK) {
+        k3i_free(bytes);
         return k3i_fault_set(fault, 400, "image_url", "%s: invalid base64 in image data URL: %s",
                              where, err.text);
+    }
+    *ret = bytes;
     return true;
 }
 

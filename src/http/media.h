@@ -33,7 +33,4 @@ typedef struct {
 bool k3i_media_load(k3i_media_store *s, const char *url, size_t url_bytes, const char *where,
                     k3i_media_picture *ret, k3i_fault *fault);
 
-/* Strict base64 with optional padding; *ret is freed with k3i_free. K3_E_FORMAT. */
-k3_status k3i_base64_decode(const char *text, size_t n, uint8_t **ret, size_t *ret_n, k3i_err *err);
-
 #endif

@@ -4,6 +4,7 @@
  * silently wrong. */
 #include "tok_internal.h"
 
+#include "base64.h"
 #include "map.h"
 
 #include <stdio.h>
@@ -80,45 +81,10 @@ int32_t k3i_tok_rank(const k3i_tok *tok, const uint8_t *bytes, size_t n)
 
 /* ---- tiktoken.model ------------------------------------------------------------------------- */
 
-static int base64_value(uint8_t c)
-{
-    if (c >= 'A' && c <= 'Z')
-        return c - 'A';
-    if (c >= 'a' && c <= 'z')
-        return c - 'a' + 26;
-    if (c >= '0' && c <= '9')
-        return c - '0' + 52;
-    return c == '+' ? 62 : c == '/' ? 63 : -1;
-}
-
-/* Decodes canonical base64 (padded, unused bits zero); -1 if it is not, else the number of bytes.
- */
-static int base64_decode(const uint8_t *s, size_t n, uint8_t *ret)
-{
-    if (n == 0 || n % 4 != 0)
-        return -1;
-    size_t n_pad = s[n - 1] != '=' ? 0u : s[n - 2] != '=' ? 1u : 2u;
-    uint32_t bits = 0, n_bit = 0;
-    int n_ret = 0;
-    for (size_t i = 0; i < n - n_pad; i++) {
-        int v = base64_value(s[i]);
-        if (v < 0)
-            return -1;
-        bits = bits << 6 | (uint32_t)v;
-        n_bit += 6;
-        if (n_bit >= 8) {
-            n_bit -= 8;
-            ret[n_ret++] = (uint8_t)(bits >> n_bit);
-            bits &= (1u << n_bit) - 1;
-        }
-    }
-    return bits == 0 ? n_ret : -1;
-}
-
 /* Appends one line's token; `line` has no LF. */
-static k3_status parse_line(k3i_tok *tok, const uint8_t *line, size_t n, int32_t rank, k3i_err *err)
+static k3_status parse_line(k3i_tok *tok, const char *line, size_t n, int32_t rank, k3i_err *err)
 {
-    const uint8_t *space = memchr(line, ' ', n);
+    const char *space = memchr(line, ' ', n);
     size_t n_b64 = space != NULL ? (size_t)(space - line) : 0;
     if (n_b64 == 0 || n_b64 > (K3I_TOK_MAX_BYTES + 2) / 3 * 4)
         return k3i_fail(err, K3_E_CHECKPOINT,
@@ -129,14 +95,17 @@ static k3_status parse_line(k3i_tok *tok, const uint8_t *line, size_t n, int32_t
         return k3i_fail(err, K3_E_CHECKPOINT, "tiktoken.model line %d: the rank is not %d",
                         rank + 1, rank);
     uint32_t at = tok->offset[rank];
-    int len = base64_decode(line, n_b64, tok->bytes + at);
-    if (len <= 0 || len > K3I_TOK_MAX_BYTES)
+    uint8_t bytes[K3I_BASE64_ROOM((K3I_TOK_MAX_BYTES + 2) / 3 * 4)];
+    size_t len = 0;
+    if (k3i_base64_decode(line, n_b64, K3I_BASE64_CANONICAL, bytes, &len, NULL) != K3_OK ||
+        len == 0 || len > K3I_TOK_MAX_BYTES)
         return k3i_fail(err, K3_E_CHECKPOINT,
                         "tiktoken.model line %d: not canonical base64 of 1 to %d bytes", rank + 1,
                         K3I_TOK_MAX_BYTES);
+    memcpy(tok->bytes + at, bytes, len);
     tok->offset[rank + 1] = at + (uint32_t)len;
-    if ((size_t)len > tok->max_bytes)
-        tok->max_bytes = (size_t)len;
+    if (len > tok->max_bytes)
+        tok->max_bytes = len;
     return K3_OK;
 }
 
@@ -193,7 +162,7 @@ static k3_status parse_model(k3i_tok *tok, const uint8_t *text, size_t bytes, k3
     for (int32_t rank = 0; rank < tok->n_ranks; rank++) {
         const uint8_t *end = memchr(text + at, '\n', bytes - at);
         size_t n = end != NULL ? (size_t)(end - (text + at)) : bytes - at;
-        k3_status st = parse_line(tok, text + at, n, rank, err);
+        k3_status st = parse_line(tok, (const char *)text + at, n, rank, err);
         if (st != K3_OK)
             return st;
         at += n + 1;
