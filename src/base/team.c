@@ -3,6 +3,8 @@
  * Written by: member 0 (work, generation). Read by all. `busy` and the sleep flags are atomic. */
 #include "team.h"
 
+#include "thread.h"
+
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -128,7 +130,7 @@ k3_status k3i_team_new(size_t n_threads, const int32_t *cpus, size_t n_cpus, k3i
     k3_status st = n_cpus > 0 ? pin(pthread_self(), cpus[0], err) : K3_OK;
     for (size_t i = 1; st == K3_OK && i < n_threads; i++) {
         t->members[i] = (member){.team = t, .index = i};
-        int rc = pthread_create(&t->members[i].thread, NULL, worker, &t->members[i]);
+        int rc = k3i_thread_start(&t->members[i].thread, worker, &t->members[i]);
         if (rc != 0) {
             st = k3i_fail(err, K3_E_NOMEM, "thread %zu of %zu cannot be made: %s", i, n_threads,
                           strerror(rc));

@@ -9,6 +9,7 @@
 #include "crowd.h"
 #include "metrics.h"
 #include "page.h"
+#include "thread.h"
 #include "watch.h"
 
 #include <arpa/inet.h>
@@ -653,7 +654,7 @@ static k3_status start_workers(k3i_server *s, k3i_err *err)
     if (s->workers == NULL)
         return k3i_fail(err, K3_E_NOMEM, "server: out of memory");
     for (; s->n_workers < s->api->config->n_workers; s->n_workers++) {
-        if (pthread_create(&s->workers[s->n_workers], NULL, work, s) != 0)
+        if (k3i_thread_start(&s->workers[s->n_workers], work, s) != 0)
             return k3i_fail(err, K3_E_NOMEM, "server: a worker thread could not be started");
     }
     return K3_OK;

@@ -3,6 +3,7 @@
 #include "watch.h"
 
 #include "clock.h"
+#include "thread.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -56,7 +57,7 @@ k3_status k3i_watch_new(void (*gone)(void *user, uint64_t id), void (*tick)(void
     w->stop = eventfd(0, EFD_CLOEXEC);
     struct epoll_event e = {.events = EPOLLIN, .data.u64 = 0};
     if (w->epoll < 0 || w->stop < 0 || epoll_ctl(w->epoll, EPOLL_CTL_ADD, w->stop, &e) != 0 ||
-        pthread_create(&w->thread, NULL, run, w) != 0) {
+        k3i_thread_start(&w->thread, run, w) != 0) {
         k3i_fail(err, K3_E_IO, "connection watcher: %s", strerror(errno));
         if (w->epoll >= 0)
             close(w->epoll);

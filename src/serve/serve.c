@@ -2,6 +2,8 @@
  * the statistics; it is held for a few instructions, never during a step. */
 #include "serve.h"
 
+#include "thread.h"
+
 #include <errno.h>
 #include <time.h>
 
@@ -102,7 +104,7 @@ k3_status k3i_serve_new(const k3i_sched_config *config, int32_t max_waiting, k3i
     pthread_cond_init(&s->work, NULL);
     pthread_cond_init(&s->quiet, NULL);
     k3i_sched_stats(s->sched, &s->stats);
-    int e = pthread_create(&s->thread, NULL, run, s);
+    int e = k3i_thread_start(&s->thread, run, s);
     if (e != 0) {
         k3i_sched_free(s->sched);
         k3i_free(s->inbox);

@@ -5,6 +5,7 @@
 #include "bf16.h"
 #include "map.h"
 #include "team.h"
+#include "thread.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -87,6 +88,34 @@ static void team_add(void *arg, size_t i, size_t n)
     atomic_fetch_add(&w->calls, 1);
 }
 
+static void use_stack(void *arg, size_t i, size_t n)
+{
+    (void)n;
+    volatile char big[K3I_CALL_STACK];
+    for (size_t at = 0; at < sizeof big; at += 1024)
+        big[at] = (char)i;
+    *(volatile char *)arg = big[1024 * i];
+}
+
+/* Whatever threads get by default here, those of a team have room for a kernel. */
+static void team_has_its_own_stack(void **state)
+{
+    (void)state;
+    pthread_attr_t small, old;
+    k3i_team *t;
+    char out;
+    assert_int_equal(pthread_getattr_default_np(&old), 0);
+    assert_int_equal(pthread_attr_init(&small), 0);
+    assert_int_equal(pthread_attr_setstacksize(&small, 128 << 10), 0); /* musl's */
+    assert_int_equal(pthread_setattr_default_np(&small), 0);
+    assert_int_equal(k3i_team_new(3, NULL, 0, &t, NULL), K3_OK);
+    k3i_team_run(t, use_stack, &out);
+    k3i_team_free(t);
+    assert_int_equal(pthread_setattr_default_np(&old), 0);
+    pthread_attr_destroy(&small);
+    pthread_attr_destroy(&old);
+}
+
 static void team_covers_all_items_once(void **state)
 {
     (void)state;
@@ -134,6 +163,7 @@ int main(void)
         cmocka_unit_test(e8m0_covers_subnormal_and_top),
         cmocka_unit_test(arena_keeps_addresses_and_limit),
         cmocka_unit_test(allocation_fails_where_asked),
+        cmocka_unit_test(team_has_its_own_stack),
         cmocka_unit_test(team_covers_all_items_once),
         cmocka_unit_test(missing_files_are_named),
     };

@@ -6,7 +6,8 @@
  * a step is 2 j, 2 j + 1 for bf16 weights and 8 (j mod 4) + j / 4, 4 more for MXFP4, whose codes
  * unpack best in that order. Rows and tiles do not change this order. Products are exact; what lies
  * below 2^-126 counts as 0 (the instruction's rule), so outputs with MXFP4 scales that lead there
- * take the f32 kernel instead.
+ * take the f32 kernel instead; so do MXFP4 rows of more than 65,536 columns (the release has 3,584
+ * at most), of which not one fits the buffer. Other rows have no part in either choice.
  *
  * Weights are read and decoded in place: a tile of 4 x 4, 2 x 8 or 1 x 16 rows and outputs runs
  * over the whole of k, all tiles of rows that fit the caches follow each other on the same weight
@@ -24,7 +25,7 @@ enum {
     ACCS = 16,            /* accumulators of a tile: for 1, 2, 3 or 4 rows 16, 8, 4 or 4 outputs */
     KEEP_BYTES = 1 << 18, /* of activations beside the weights: a quarter of Zen 4's L2, half of
                              Skylake's */
-    X_ELEMS = 1 << 16,    /* activations in the order of the codes, on the stack */
+    X_ELEMS = 1 << 16,    /* activations in the order of the codes, on the stack (base/thread.h) */
     AHEAD = 16384,        /* bytes from the weights in use to those asked for, at least; on Zen 4,
                              8 to 32 KiB are alike */
     FAR = 1 << 19,        /* more than that does not stay in L2 until it is used, */
