@@ -9,9 +9,11 @@ Random checkpoints are hard on an engine on purpose: decays from about 1 down to
 whose router scores nearly tie, MXFP4 groups that use all sixteen codes. Everything follows from --seed.
 """
 import argparse
+import contextlib
 import json
 import math
 import os
+import shutil
 import struct
 import sys
 import zlib
@@ -349,6 +351,27 @@ class RandomValues:
 
 # ---- files -----------------------------------------------------------------------------------------------------
 
+@contextlib.contextmanager
+def replacing(path, mode):
+    """The new contents of `path`, which take its name when they are whole. A server that has the old file mapped keeps it: written
+    over, its weights would change under it, and cut short, they would end it."""
+    part = f"{path}.{os.getpid()}.part"
+    try:
+        with open(part, mode) as f:
+            yield f
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(part)
+        raise
+
+
+def copy_files(folder, *paths):
+    for path in paths:
+        with open(path, "rb") as f, replacing(os.path.join(folder, os.path.basename(path)), "wb") as g:
+            shutil.copyfileobj(f, g)
+
+
 def write_file(path, tensors, values, arch):
     header, offset = {}, 0
     for t in tensors:
@@ -356,7 +379,7 @@ def write_file(path, tensors, values, arch):
         offset += t.bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with open(path, "wb") as f:
+    with replacing(path, "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
         for t in tensors:
             f.write(values(t, arch))
@@ -375,7 +398,7 @@ def split_evenly(groups, n):
 
 
 def write_json(path, value):
-    with open(path, "w") as f:
+    with replacing(path, "w") as f:
         json.dump(value, f, indent=2)
         f.write("\n")
 

@@ -3,7 +3,6 @@
 shards, index, vision) with drafts `tiny-mla` and `tiny-gqa`, `one` (a single file), `words` (the genuine tokenizer). Runs
 once per ctest, as the set-up of the fixture `models`."""
 import os
-import shutil
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools"))
@@ -23,8 +22,8 @@ def main(folder):
                           "--draft-tap-norms", "--draft-causal", "--draft-stream", "prefix", *SMALL])
     vocab = SMALL.index("--vocab") + 1
     make_checkpoint.main(["random", at("words"), *SMALL[:vocab], "163840", *SMALL[vocab + 1:]])
-    for name in ("tiktoken.model", "tokenizer_config.json"):
-        shutil.copy(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "tokenizer", name), at("words"))
+    tokenizer = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "tokenizer")
+    make_checkpoint.copy_files(at("words"), *(os.path.join(tokenizer, name) for name in ("tiktoken.model", "tokenizer_config.json")))
 
 
 if __name__ == "__main__":

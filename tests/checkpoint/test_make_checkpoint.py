@@ -2,6 +2,7 @@
 """tools/make_checkpoint.py against the generator's published self-check (text model 7.2), and the promises of random
 checkpoints: size, all MXFP4 codes, decays at both ends, near-tied router rows."""
 import json
+import mmap
 import os
 import struct
 import sys
@@ -117,6 +118,26 @@ class Random(unittest.TestCase):
         again = os.path.join(self.dir.name, "again")
         mc.main(["random", again, "--size", "20M", "--layers", "5", "--experts", "7", "--shards", "1", "--seed", "9"])
         self.assertEqual(load_all(again), self.tensors)
+
+    def test_mapped_files_stay(self):
+        """Written anew, a checkpoint leaves alone what a running server has mapped; a failed write leaves the old file."""
+        folder = os.path.join(self.dir.name, "twice")
+        write = lambda seed: mc.main(["random", folder, "--size", "20M", "--layers", "5", "--experts", "7", "--shards", "1",
+                                      "--seed", seed])
+        write("9")
+        path = os.path.join(folder, "model.safetensors")
+        with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            before = bytes(mapped)
+            write("10")
+            self.assertEqual(bytes(mapped), before)
+        with open(path, "rb") as f:
+            after = f.read()
+        self.assertNotEqual(after, before)
+        with self.assertRaises(ZeroDivisionError):
+            mc.write_file(path, [mc.norm("x", 8)], lambda t, arch: 1 // 0, None)
+        with open(path, "rb") as f:
+            self.assertEqual(f.read(), after)
+        self.assertEqual(sorted(os.listdir(folder)), ["config.json", "model.safetensors"])
 
 
 if __name__ == "__main__":

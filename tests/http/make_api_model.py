@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Writes the checkpoint of the server tests under the folder given: `api`, random weights with the genuine tokenizer
 (vocabulary 163,840) and a small vision tower, and `api-draft`, a DSpark draft for it. Answers are noise, which is what the
-tests want: nothing may depend on a model that behaves. Set-up of the fixture `api_model`."""
+tests want: nothing may depend on a model that behaves. Set-up of the fixture `api_model`: servers
+started by hand may go on with the old files."""
 import os
-import shutil
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -18,8 +18,8 @@ ARCH = ["--hidden", "32", "--layers", "3", "--mla-layers", "2", "--block", "2", 
 def main(folder):
     api = os.path.join(folder, "api")
     make_checkpoint.main(["random", api, "--vision", "--draft", os.path.join(folder, "api-draft"), *ARCH])
-    for name in ("tiktoken.model", "tokenizer_config.json"):
-        shutil.copy(os.path.join(HERE, "..", "data", "tokenizer", name), api)
+    tokenizer = os.path.join(HERE, "..", "data", "tokenizer")
+    make_checkpoint.copy_files(api, *(os.path.join(tokenizer, name) for name in ("tiktoken.model", "tokenizer_config.json")))
 
 
 if __name__ == "__main__":
