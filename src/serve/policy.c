@@ -5,6 +5,7 @@
  * steps only, and the sampled text is keyed by position anyway, so no choice can bias it. */
 #include "policy.h"
 
+#include <math.h>
 #include <string.h>
 
 /* A fresh draft model is believed to be right this often, with the weight of two trials. */
@@ -13,6 +14,9 @@ static const double PRIOR_SURVIVAL = 0.7, PRIOR_WEIGHT = 2.0;
 static const double DECAY = 0.95;
 /* Per measurement: about the last 8 steps count. */
 static const double COST_GAIN = 0.125;
+/* Drafts that survive this often and do not pay raise doubts of the costs, which then shrink by
+ * this factor with every probe. */
+static const double USEFUL = 0.5, DOUBT = 0.95;
 /* Plain steps before the first draft: the first runs on cold caches and says little. Later they are
  * measured again after so many drafting steps, at growing distance, because costs drift with
  * context. */
@@ -38,7 +42,10 @@ void k3i_policy_saw_step(k3i_policy *p, int32_t rows, double ns)
     /* The fastest of the first looks, a decayed mean from then on, to which a step that was
      * interrupted adds no more than one of twice the mean. */
     double *mean = &p->step_ns[rows];
-    if (p->step_seen[rows]++ >= FIRST_LOOKS)
+    if (p->is_doubted[rows]) {
+        *mean = ns;
+        p->is_doubted[rows] = false;
+    } else if (p->step_seen[rows]++ >= FIRST_LOOKS)
         blend(mean, ns < 2 * *mean ? ns : 2 * *mean);
     else if (*mean == 0.0 || ns < *mean)
         *mean = ns;
@@ -167,6 +174,41 @@ static int32_t grow(const k3i_policy *p, int32_t n, k3i_policy_req *const *reqs,
     return largest;
 }
 
+/* The costs of wider steps may have been measured in a bad moment. They are believed a little less
+ * each time, until one looks cheap enough to be measured again. */
+static void doubt_costs(k3i_policy *p, int32_t n)
+{
+    for (int32_t rows = n + 1; rows <= K3_COST_ROWS; rows++) {
+        if (p->step_ns[rows] > p->step_ns[n]) {
+            p->step_ns[rows] = fmax(p->step_ns[n], p->step_ns[rows] * DOUBT);
+            p->is_doubted[rows] = true;
+        }
+    }
+}
+
+/* One draft for each request although drafts do not seem to pay, if the time that it may lose is
+ * there. Returns the width, 0 = not now. */
+static int32_t probe(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, const int32_t *cap,
+                     int32_t *ret)
+{
+    bool won = p->probe_tried > 0 && 2 * p->probe_won >= p->probe_tried;
+    double loss = k3i_policy_step_cost(p, 2 * n) - k3i_policy_step_cost(p, n) +
+                  n * interpolate(p->draft_ns, K3_MAX_WIDTH, 1);
+    p->probe_tried = p->probe_won = 0;
+    if (!won && loss >= K3_PROBE_SHARE * (p->clock_ns - p->probed_ns))
+        return 0;
+    p->probed_ns = p->clock_ns;
+    double survive = 0.0;
+    for (int32_t i = 0; i < n; i++)
+        survive += k3i_policy_survival(p, reqs[i]) / n;
+    if (survive > USEFUL)
+        doubt_costs(p, n);
+    int32_t largest = all_at(n, cap, 1, ret);
+    for (int32_t i = 0; i < n; i++)
+        p->probe_tried += ret[i];
+    return largest;
+}
+
 int32_t k3i_policy_choose(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, const int32_t *cap,
                           int32_t *ret)
 {
@@ -179,23 +221,14 @@ int32_t k3i_policy_choose(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs,
         p->next_look = p->n_drafting + (distance < LAST_DISTANCE ? distance : LAST_DISTANCE);
         p->n_plain++;
         return 0;
-    } else if (p->draft_ns[p->max_width] == 0.0) {
+    } else if (p->n_wide < FIRST_LOOKS) {
         largest = all_at(n, cap, p->max_width, ret);
+        p->n_wide += largest == p->max_width;
     } else {
         largest = grow(p, n, reqs, cap, ret);
     }
-    if (largest == 0 && !p->is_fixed && p->step_seen[n] >= FIRST_LOOKS) {
-        double probe = k3i_policy_step_cost(p, 2 * n) - k3i_policy_step_cost(p, n) +
-                       n * interpolate(p->draft_ns, K3_MAX_WIDTH, 1);
-        bool won = p->probe_tried > 0 && 2 * p->probe_won >= p->probe_tried;
-        p->probe_tried = p->probe_won = 0;
-        if (won || probe < K3_PROBE_SHARE * (p->clock_ns - p->probed_ns)) {
-            p->probed_ns = p->clock_ns;
-            largest = all_at(n, cap, 1, ret);
-            for (int32_t i = 0; i < n; i++)
-                p->probe_tried += ret[i];
-        }
-    }
+    if (largest == 0 && !p->is_fixed && p->step_seen[n] >= FIRST_LOOKS)
+        largest = probe(p, n, reqs, cap, ret);
     if (largest > 0)
         p->n_drafting++;
     else

@@ -28,10 +28,13 @@ typedef struct {
     bool is_fixed;                    /* always max_width */
     double step_ns[K3_COST_ROWS + 1]; /* by rows: decayed mean, 0 = not seen */
     int32_t step_seen[K3_COST_ROWS + 1];
+    bool
+        is_doubted[K3_COST_ROWS + 1]; /* step_ns was lowered: the next step of so many rows tells */
     double draft_ns[K3_MAX_WIDTH + 1]; /* by width, for one request in the pass */
     double survived, tried;            /* over all requests: the prior of a new one */
     double clock_ns, probed_ns;        /* time of decode steps so far; at the last probe */
     int32_t probe_tried, probe_won;    /* drafts of the last probe, and those that stood */
+    int32_t n_wide;                    /* first looks at the full width */
     int64_t next_look;                 /* n_drafting at which a plain step is measured again */
     int64_t n_plain, n_drafting;       /* decisions by kind, for the statistics */
 } k3i_policy;

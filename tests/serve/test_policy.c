@@ -7,6 +7,7 @@ typedef struct {
     double survive;
     int32_t interrupted_every; /* of so many steps one takes 30 times as long; 0: none */
     int32_t useless_until;     /* until this step no draft survives */
+    int32_t slow_until;        /* until this step, steps with drafts take 10 times as long */
 } machine;
 
 /* Runs `n` users for `n_steps`; returns tokens per ns, *ret_time the total. */
@@ -36,6 +37,8 @@ static double simulate(k3i_policy *p, const machine *m, int32_t n, int32_t n_ste
         double ns = m->step + m->per_row * rows;
         if (m->interrupted_every > 0 && step % m->interrupted_every == m->interrupted_every - 1)
             ns *= 30;
+        if (step < m->slow_until && rows > n)
+            ns *= 10;
         k3i_policy_saw_step(p, rows, ns);
         time += ns;
         int32_t widest = k3i_policy_choose(p, n, reqs, cap, width);
@@ -147,6 +150,25 @@ static void recovery_is_noticed(void **state)
     assert_true(p.n_drafting > 150);
 }
 
+/* The first looks at drafts fell into a bad moment: good drafts are used all the same, soon. */
+static void a_bad_start_is_forgotten(void **state)
+{
+    (void)state;
+    machine m = {.step = 1e6,
+                 .per_row = 1e5,
+                 .draft = 1.2e6, /* one draft does not pay, seven do */
+                 .survive = 0.95,
+                 .slow_until = 20};
+    for (int32_t n = 1; n <= 8; n *= 8) {
+        k3i_policy p;
+        k3i_policy_init(&p, 7, false);
+        double time, tokens;
+        simulate(&p, &m, n, 3000, 1, &time, &tokens);
+        print_message("%d users: %d of 3000 steps with drafts\n", n, (int)p.n_drafting);
+        assert_true(p.n_drafting > 1500);
+    }
+}
+
 static void caps_hold(void **state)
 {
     (void)state;
@@ -185,6 +207,7 @@ int main(void)
         cmocka_unit_test(interruptions_do_not_make_drafts_cheap),
         cmocka_unit_test(width_follows_cost),
         cmocka_unit_test(recovery_is_noticed),
+        cmocka_unit_test(a_bad_start_is_forgotten),
         cmocka_unit_test(caps_hold),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
