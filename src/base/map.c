@@ -60,6 +60,10 @@ k3_status k3i_map_open(const char *path, k3i_map *ret, k3i_err *err)
             close(fd);
             return st;
         }
+        /* Weights stream faster through large pages: the processor's prefetching stops at the end
+         * of a page. The kernel reads files so where the file system can (ext4 from Linux 6.16,
+         * xfs, btrfs); what is in the page cache already stays as it is. */
+        (void)madvise(p, bytes, MADV_HUGEPAGE);
     }
     close(fd);
     *ret = (k3i_map){.data = p, .bytes = bytes};
