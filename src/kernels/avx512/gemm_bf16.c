@@ -30,6 +30,11 @@ enum {
                              8 to 32 KiB are alike */
     FAR = 1 << 19,        /* more than that does not stay in L2 until it is used, */
     NEAR = 2048,          /* then so far */
+    STREAMS = 3,          /* places at which one row reads weights (see STREAM), */
+    STREAM_OUTS = 4,      /* so many outputs at each before their sums are added up, */
+    STREAM_STEPS = 4,     /* so many steps at a time, */
+    STREAM_AHEAD = 1024,  /* so many bytes asked for ahead, */
+    STREAM_BYTES = 1 << 17, /* for so many bytes of weights at least: fewer may come from L2 */
 };
 
 typedef struct {
@@ -224,6 +229,71 @@ STRIPS(W_MXFP4, 3)
 STRIPS(W_MXFP4, 4)
 #undef STRIPS
 
+/* Steps s .., n of them, of one row and the outputs at w. */
+INLINE void stream_steps(const gemm *g, int w_kind, const uint8_t *const *w,
+                         const uint8_t *const *scale, size_t s, size_t n, vec *acc)
+{
+    const size_t bytes = w_kind == W_BF16 ? 64 : 16;
+    UNROLL
+    for (size_t j = 0; j < STREAMS; j++) {
+        UNROLL
+        for (size_t at = 0; at < n * bytes; at += 64)
+            prefetch(w[j] + s * bytes + at + STREAM_AHEAD);
+    }
+    UNROLL
+    for (size_t i = s; i < s + n; i++)
+        step(g, w_kind, 1, STREAMS, g->x, w, scale, i, 32, acc);
+}
+
+/* The sums of outputs o .. o + STREAM_OUTS - 1 of each part. */
+INLINE vec stream_outs(const gemm *g, int w_kind, size_t part, size_t o)
+{
+    size_t row_bytes = w_kind == W_BF16 ? 2 * g->k : g->k / 2, n = g->k / 32, left = g->k % 32;
+    vec sum[STREAMS][STREAM_OUTS];
+    for (size_t r = 0; r < STREAM_OUTS; r++) {
+        const uint8_t *w[STREAMS], *scale[STREAMS];
+        vec acc[STREAMS];
+        UNROLL
+        for (size_t j = 0; j < STREAMS; j++) {
+            w[j] = g->w + (j * part + o + r) * row_bytes;
+            scale[j] = g->scale + (j * part + o + r) * n;
+            if (w_kind == W_MXFP4)
+                prefetch(scale[j] + STREAM_AHEAD / 4);
+            acc[j] = v_zero();
+        }
+        size_t s = 0;
+        for (; s + STREAM_STEPS <= n; s += STREAM_STEPS)
+            stream_steps(g, w_kind, w, scale, s, STREAM_STEPS, acc);
+        for (; s < n; s++)
+            stream_steps(g, w_kind, w, scale, s, 1, acc);
+        if (w_kind == W_BF16 && left != 0)
+            step(g, w_kind, 1, STREAMS, g->x, w, scale, n, left, acc);
+        UNROLL
+        for (size_t j = 0; j < STREAMS; j++)
+            sum[j][r] = acc[j];
+    }
+    return v_sum_quarters(v_quarters(sum[0][0], sum[0][1], sum[0][2], sum[0][3]),
+                          v_quarters(sum[1][0], sum[1][1], sum[1][2], sum[1][3]),
+                          v_quarters(sum[2][0], sum[2][1], sum[2][2], sum[2][3]), v_zero());
+}
+
+/* Outputs 0 .. STREAMS part - 1 of the only row. The processor's own prefetching is at its best
+ * when few streams run through memory and each goes on where it was: so the outputs are taken in
+ * three parts side by side, each from its first weight to its last, a few cache lines at a time. */
+#define STREAM(w_kind)                                                                \
+    static __attribute__((noinline)) void stream_##w_kind(const gemm *g, size_t part) \
+    {                                                                                 \
+        for (size_t o = 0; o < part; o += STREAM_OUTS) {                              \
+            vec sum = stream_outs(g, w_kind, part, o);                                \
+            _mm_storeu_ps(g->y + o, _mm512_castps512_ps128(sum));                     \
+            _mm_storeu_ps(g->y + part + o, _mm512_extractf32x4_ps(sum, 1));           \
+            _mm_storeu_ps(g->y + 2 * part + o, _mm512_extractf32x4_ps(sum, 2));       \
+        }                                                                             \
+    }
+STREAM(W_BF16)
+STREAM(W_MXFP4)
+#undef STREAM
+
 typedef void (*strips_fn)(const gemm *g, size_t r0, size_t r1, size_t o0, size_t o1, int asks);
 
 /* All outputs of rows r..r+n-1. */
@@ -239,12 +309,29 @@ static void sweep(const gemm *g, const strips_fn *strips, size_t r, size_t n)
     }
 }
 
+/* All outputs of a single row. */
+static void one_row(const gemm *g, size_t row_bytes, void (*stream)(const gemm *g, size_t part),
+                    strips_fn strips)
+{
+    size_t part = g->n_out / STREAMS / STREAM_OUTS * STREAM_OUTS, from = 0;
+    if (g->n_out * row_bytes >= STREAM_BYTES) {
+        stream(g, part);
+        from = STREAMS * part;
+    }
+    if (from < g->n_out)
+        strips(g, 0, 1, from, g->n_out, 1);
+}
+
 void ISA_NAME(gemm_bf16)(float *y, size_t y_stride, const uint16_t *x, size_t x_stride,
                          const uint16_t *w, size_t n_row, size_t n_out, size_t k)
 {
     static const strips_fn strips[] = {NULL, strips_W_BF16_1, strips_W_BF16_2, strips_W_BF16_3,
                                        strips_W_BF16_4};
     const gemm g = {y, y_stride, x, x_stride, (const uint8_t *)w, (const uint8_t *)w, n_out, k};
+    if (n_row == 1) {
+        one_row(&g, 2 * k, stream_W_BF16, strips[1]);
+        return;
+    }
     size_t keep = KEEP_BYTES / (2 * k) / MR * MR;
     keep = keep < 4 * MR ? 4 * MR : keep;
     for (size_t r = 0; r < n_row; r += keep)
@@ -288,7 +375,11 @@ void ISA_NAME(gemm_mxfp4_bf16)(float *y, size_t y_stride, const uint16_t *x, siz
         for (size_t i = 0; i < n; i++)
             order_row(ordered + i * k, x + (r + i) * x_stride, k);
         const gemm g = {y + r * y_stride, y_stride, ordered, k, packed, scale, n_out, k};
-        sweep(&g, strips, 0, n);
+        if (n == 1) {
+            one_row(&g, k / 2, stream_W_MXFP4, strips[1]);
+        } else {
+            sweep(&g, strips, 0, n);
+        }
         redo_nan(&g, x + r * x_stride, x_stride, n);
     }
 }
