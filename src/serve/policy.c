@@ -8,15 +8,16 @@
 #include <math.h>
 #include <string.h>
 
-/* A fresh draft model is believed to be right this often, with the weight of two trials. */
-static const double PRIOR_SURVIVAL = 0.7, PRIOR_WEIGHT = 2.0;
+/* A fresh draft model is believed to be right this often, with the weight of four trials. */
+static const double PRIOR_SURVIVAL = 0.7, PRIOR_WEIGHT = 4.0;
 /* Per verdict: about the last 20 verdicts count. */
 static const double DECAY = 0.95;
 /* Per measurement: about the last 8 steps count. */
 static const double COST_GAIN = 0.125;
-/* Drafts that survive this often and do not pay raise doubts of the costs, which then shrink by
- * this factor with every probe. */
+/* Drafts that survive this often, but are not used to the full, raise doubts of the costs of wider
+ * steps: these shrink by this factor every so many decisions. */
 static const double USEFUL = 0.5, DOUBT = 0.95;
+enum { DOUBT_DISTANCE = 32 };
 /* Plain steps before the first draft: the first runs on cold caches and says little. Later they are
  * measured again after so many drafting steps, at growing distance, because costs drift with
  * context. */
@@ -29,31 +30,43 @@ void k3i_policy_init(k3i_policy *p, int32_t max_width, bool is_fixed)
     p->is_fixed = is_fixed;
 }
 
-static void blend(double *mean, double ns)
+static void blend(double *mean, double x)
 {
-    *mean = *mean == 0.0 ? ns : *mean + COST_GAIN * (ns - *mean);
+    *mean = *mean == 0.0 ? x : *mean + COST_GAIN * (x - *mean);
+}
+
+static int32_t point_of(int32_t rows)
+{
+    if (rows <= K3_COST_EXACT)
+        return rows - 1;
+    int32_t octave = 0;
+    while (rows >> (octave + 1) >= K3_COST_EXACT)
+        octave++;
+    int32_t at = K3_COST_EXACT + 4 * octave + (rows >> (octave + 1)) - 4;
+    return at < K3_COST_POINTS ? at : K3_COST_POINTS - 1;
 }
 
 void k3i_policy_saw_step(k3i_policy *p, int32_t rows, double ns)
 {
     p->clock_ns += ns;
-    if (rows < 1 || rows > K3_COST_ROWS)
+    if (rows < 1)
         return;
     /* The fastest of the first looks, a decayed mean from then on, to which a step that was
      * interrupted adds no more than one of twice the mean. */
-    double *mean = &p->step_ns[rows];
-    if (p->is_doubted[rows]) {
-        *mean = ns;
-        p->is_doubted[rows] = false;
-    } else if (p->step_seen[rows]++ >= FIRST_LOOKS)
-        blend(mean, ns < 2 * *mean ? ns : 2 * *mean);
-    else if (*mean == 0.0 || ns < *mean)
-        *mean = ns;
-    /* Fewer rows never take longer: an unlucky yardstick must not make drafts look cheap. */
-    for (int32_t i = 1; i < rows; i++) {
-        if (p->step_ns[i] > *mean)
-            p->step_ns[i] = *mean;
+    k3i_cost_point *c = &p->cost[point_of(rows)];
+    if (c->is_doubted || c->n_seen == 0 ||
+        (c->n_seen < FIRST_LOOKS && ns * c->rows < c->ns * rows)) {
+        c->rows = rows;
+        c->ns = ns;
+    } else if (c->n_seen >= FIRST_LOOKS) {
+        blend(&c->rows, rows);
+        blend(&c->ns, ns < 2 * c->ns ? ns : 2 * c->ns);
     }
+    c->is_doubted = false;
+    c->n_seen++;
+    /* Fewer rows never take longer: an unlucky yardstick must not make drafts look cheap. */
+    for (k3i_cost_point *fewer = p->cost; fewer < c; fewer++)
+        fewer->ns = fmin(fewer->ns, c->ns);
 }
 
 void k3i_policy_saw_draft(k3i_policy *p, int32_t n_reqs, int32_t width, double ns)
@@ -81,41 +94,47 @@ double k3i_policy_survival(const k3i_policy *p, const k3i_policy_req *r)
     return (r->survived + all * PRIOR_WEIGHT) / (r->tried + PRIOR_WEIGHT);
 }
 
-/* The nearest measured row counts at or below and at or above; -1 where there is none. */
-static void neighbours(const double *ns, int32_t n, int32_t at, int32_t *ret_lo, int32_t *ret_hi)
+/* On the line through two points; beyond them flat towards fewer rows, and never falling. */
+static double on_line(double x0, double y0, double x1, double y1, double x)
 {
-    int32_t lo = at, hi = at;
-    while (lo >= 1 && ns[lo] == 0.0)
-        lo--;
-    while (hi <= n && ns[hi] == 0.0)
-        hi++;
-    *ret_lo = lo >= 1 ? lo : -1;
-    *ret_hi = hi <= n ? hi : -1;
-}
-
-static double interpolate(const double *ns, int32_t n, int32_t at)
-{
-    int32_t lo, hi;
-    neighbours(ns, n, at, &lo, &hi);
-    if (lo < 0 && hi < 0)
-        return 0.0;
-    if (hi < 0) {
-        /* Beyond everything seen: the slope of the last two, at least flat. */
-        int32_t before, ignored;
-        neighbours(ns, n, lo - 1, &before, &ignored);
-        double slope = before > 0 ? (ns[lo] - ns[before]) / (lo - before) : 0.0;
-        return ns[lo] + (slope > 0.0 ? slope * (at - lo) : 0.0);
-    }
-    if (lo < 0)
-        return ns[hi];
-    if (lo == hi)
-        return ns[lo];
-    return ns[lo] + (ns[hi] - ns[lo]) * (at - lo) / (hi - lo);
+    double slope = x1 > x0 && y1 > y0 ? (y1 - y0) / (x1 - x0) : 0.0;
+    return x > x0 ? y0 + slope * (x - x0) : y0;
 }
 
 double k3i_policy_step_cost(const k3i_policy *p, int32_t rows)
 {
-    return interpolate(p->step_ns, K3_COST_ROWS, rows < K3_COST_ROWS ? rows : K3_COST_ROWS);
+    const k3i_cost_point *lo = NULL, *hi = NULL, *before = NULL;
+    for (const k3i_cost_point *c = p->cost; c < p->cost + K3_COST_POINTS && hi == NULL; c++) {
+        if (c->n_seen == 0)
+            continue;
+        if (c->rows >= rows) {
+            hi = c;
+        } else {
+            before = lo;
+            lo = c;
+        }
+    }
+    if (lo == NULL)
+        return hi == NULL ? 0.0 : hi->ns;
+    if (hi != NULL)
+        return on_line(lo->rows, lo->ns, hi->rows, hi->ns, rows);
+    /* Beyond everything seen: the slope of the last two. */
+    return before == NULL ? lo->ns
+                          : lo->ns + on_line(before->rows, 0.0, lo->rows, lo->ns - before->ns,
+                                             before->rows + rows - lo->rows);
+}
+
+/* Time of a draft pass for one request, from the nearest widths that were measured. */
+static double draft_cost(const k3i_policy *p, int32_t width)
+{
+    int32_t lo = width, hi = width;
+    while (lo >= 1 && p->draft_ns[lo] == 0.0)
+        lo--;
+    while (hi <= K3_MAX_WIDTH && p->draft_ns[hi] == 0.0)
+        hi++;
+    if (hi > K3_MAX_WIDTH)
+        return lo >= 1 ? p->draft_ns[lo] : 0.0;
+    return lo < 1 ? p->draft_ns[hi] : on_line(lo, p->draft_ns[lo], hi, p->draft_ns[hi], width);
 }
 
 static int32_t all_at(int32_t n, const int32_t *cap, int32_t width, int32_t *ret)
@@ -134,7 +153,7 @@ static int32_t grow(const k3i_policy *p, int32_t n, k3i_policy_req *const *reqs,
 {
     double best_rate = n / k3i_policy_step_cost(p, n), tokens = n;
     int32_t rows = n, widest = 0, n_drafting = 0, best_total = 0, total = 0;
-    int32_t width[K3_COST_ROWS] = {0};
+    int32_t width[K3_MAX_DRAFTING] = {0};
     for (;;) {
         int32_t pick = -1;
         double chance = 0.0;
@@ -157,8 +176,7 @@ static int32_t grow(const k3i_policy *p, int32_t n, k3i_policy_req *const *reqs,
             widest = width[pick];
         rows++;
         tokens += chance;
-        double ns = k3i_policy_step_cost(p, rows) +
-                    n_drafting * interpolate(p->draft_ns, K3_MAX_WIDTH, widest);
+        double ns = k3i_policy_step_cost(p, rows) + n_drafting * draft_cost(p, widest);
         /* All totals are looked at, not only the first rise: a step's cost has plateaus. */
         if (tokens / ns > best_rate) {
             best_rate = tokens / ns;
@@ -176,59 +194,70 @@ static int32_t grow(const k3i_policy *p, int32_t n, k3i_policy_req *const *reqs,
 
 /* The costs of wider steps may have been measured in a bad moment. They are believed a little less
  * each time, until one looks cheap enough to be measured again. */
-static void doubt_costs(k3i_policy *p, int32_t n)
+static void doubt_costs(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, int32_t total)
 {
-    for (int32_t rows = n + 1; rows <= K3_COST_ROWS; rows++) {
-        if (p->step_ns[rows] > p->step_ns[n]) {
-            p->step_ns[rows] = fmax(p->step_ns[n], p->step_ns[rows] * DOUBT);
-            p->is_doubted[rows] = true;
+    double survive = 0.0;
+    for (int32_t i = 0; i < n; i++)
+        survive += k3i_policy_survival(p, reqs[i]) / n;
+    p->next_doubt = p->n_plain + p->n_drafting + DOUBT_DISTANCE;
+    if (survive < USEFUL)
+        return;
+    double least = k3i_policy_step_cost(p, n + total);
+    for (int32_t i = point_of(n + total) + 1; i < K3_COST_POINTS; i++) {
+        k3i_cost_point *c = &p->cost[i];
+        if (c->n_seen > 0 && c->ns > least) {
+            c->ns = fmax(least, c->ns * DOUBT);
+            c->is_doubted = true;
         }
     }
 }
 
 /* One draft for each request although drafts do not seem to pay, if the time that it may lose is
  * there. Returns the width, 0 = not now. */
-static int32_t probe(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, const int32_t *cap,
-                     int32_t *ret)
+static int32_t probe(k3i_policy *p, int32_t n, const int32_t *cap, int32_t *ret)
 {
     bool won = p->probe_tried > 0 && 2 * p->probe_won >= p->probe_tried;
-    double loss = k3i_policy_step_cost(p, 2 * n) - k3i_policy_step_cost(p, n) +
-                  n * interpolate(p->draft_ns, K3_MAX_WIDTH, 1);
+    double loss =
+        k3i_policy_step_cost(p, 2 * n) - k3i_policy_step_cost(p, n) + n * draft_cost(p, 1);
     p->probe_tried = p->probe_won = 0;
     if (!won && loss >= K3_PROBE_SHARE * (p->clock_ns - p->probed_ns))
         return 0;
     p->probed_ns = p->clock_ns;
-    double survive = 0.0;
-    for (int32_t i = 0; i < n; i++)
-        survive += k3i_policy_survival(p, reqs[i]) / n;
-    if (survive > USEFUL)
-        doubt_costs(p, n);
     int32_t largest = all_at(n, cap, 1, ret);
     for (int32_t i = 0; i < n; i++)
         p->probe_tried += ret[i];
     return largest;
 }
 
+static int32_t adapt(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, const int32_t *cap,
+                     int32_t *ret)
+{
+    if (p->cost[point_of(n)].n_seen < FIRST_LOOKS || p->n_drafting >= p->next_look) {
+        int64_t distance = p->n_drafting < FIRST_DISTANCE ? FIRST_DISTANCE : p->n_drafting;
+        p->next_look = p->n_drafting + (distance < LAST_DISTANCE ? distance : LAST_DISTANCE);
+        return all_at(n, cap, 0, ret); /* the yardstick first */
+    }
+    int32_t largest;
+    if (p->n_wide < FIRST_LOOKS) {
+        largest = all_at(n, cap, p->max_width, ret);
+        p->n_wide += largest == p->max_width;
+        return largest;
+    }
+    largest = grow(p, n, reqs, cap, ret);
+    if (p->n_plain + p->n_drafting >= p->next_doubt) {
+        int32_t total = 0;
+        for (int32_t i = 0; i < n; i++)
+            total += ret[i];
+        doubt_costs(p, n, reqs, total);
+    }
+    return largest > 0 ? largest : probe(p, n, cap, ret);
+}
+
 int32_t k3i_policy_choose(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, const int32_t *cap,
                           int32_t *ret)
 {
-    int32_t largest;
-    if (p->is_fixed || n > K3_COST_ROWS / 2) {
-        largest = all_at(n, cap, p->max_width, ret);
-    } else if (p->step_seen[n] < FIRST_LOOKS || p->n_drafting >= p->next_look) {
-        largest = all_at(n, cap, 0, ret); /* the yardstick first */
-        int64_t distance = p->n_drafting < FIRST_DISTANCE ? FIRST_DISTANCE : p->n_drafting;
-        p->next_look = p->n_drafting + (distance < LAST_DISTANCE ? distance : LAST_DISTANCE);
-        p->n_plain++;
-        return 0;
-    } else if (p->n_wide < FIRST_LOOKS) {
-        largest = all_at(n, cap, p->max_width, ret);
-        p->n_wide += largest == p->max_width;
-    } else {
-        largest = grow(p, n, reqs, cap, ret);
-    }
-    if (largest == 0 && !p->is_fixed && p->step_seen[n] >= FIRST_LOOKS)
-        largest = probe(p, n, reqs, cap, ret);
+    int32_t largest = p->is_fixed || n > K3_MAX_DRAFTING ? all_at(n, cap, p->max_width, ret)
+                                                         : adapt(p, n, reqs, cap, ret);
     if (largest > 0)
         p->n_drafting++;
     else

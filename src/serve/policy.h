@@ -12,7 +12,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { K3_MAX_WIDTH = 16, K3_COST_ROWS = 512 };
+enum {
+    K3_MAX_WIDTH = 16,
+    K3_MAX_DRAFTING =
+        256,           /* requests whose widths are chosen one by one; more draft as configured */
+    K3_COST_EXACT = 8, /* row counts up to here have a point each */
+    K3_COST_POINTS = 8 + 4 * 10, /* four an octave from there, up to 8191 rows */
+};
 
 /* Part of the time that probing a useless draft may take. The draft's context rows, which every
  * step writes, cost another 2 to 3 %: together that must stay below 5 %. */
@@ -23,19 +29,25 @@ typedef struct {
     double survived, tried; /* decayed counts of single-draft trials */
 } k3i_policy_req;
 
+/* Time of a step by rows, one measured point. Neighbouring row counts share a point: each by itself
+ * would be seen too rarely, and the choice would favour those that were lucky once. */
+typedef struct {
+    double rows, ns; /* decayed means; rows 0 = not seen */
+    int32_t n_seen;
+    bool is_doubted; /* ns was lowered: the next step here tells */
+} k3i_cost_point;
+
 typedef struct {
     int32_t max_width;
-    bool is_fixed;                    /* always max_width */
-    double step_ns[K3_COST_ROWS + 1]; /* by rows: decayed mean, 0 = not seen */
-    int32_t step_seen[K3_COST_ROWS + 1];
-    bool
-        is_doubted[K3_COST_ROWS + 1]; /* step_ns was lowered: the next step of so many rows tells */
+    bool is_fixed; /* always max_width */
+    k3i_cost_point cost[K3_COST_POINTS];
     double draft_ns[K3_MAX_WIDTH + 1]; /* by width, for one request in the pass */
     double survived, tried;            /* over all requests: the prior of a new one */
     double clock_ns, probed_ns;        /* time of decode steps so far; at the last probe */
     int32_t probe_tried, probe_won;    /* drafts of the last probe, and those that stood */
     int32_t n_wide;                    /* first looks at the full width */
     int64_t next_look;                 /* n_drafting at which a plain step is measured again */
+    int64_t next_doubt;                /* decision at which the costs of wide steps are doubted */
     int64_t n_plain, n_drafting;       /* decisions by kind, for the statistics */
 } k3i_policy;
 
