@@ -1,6 +1,6 @@
-/* The scheduler's contract as a property: under random load, pool sizes, chunk sizes, drafts,
- * cancels, preemptions and prefix hits the output of every request equals its solo output in a
- * roomy engine. */
+/* The scheduler's contract as a property: under random load, pool sizes, snapshot budgets, chunk
+ * sizes, drafts, cancels, preemptions and prefix hits the output of every request equals its solo
+ * output in a roomy engine. */
 #include "fake_engine.h"
 #include "scheduler.h"
 #include "test.h"
@@ -81,21 +81,25 @@ static k3i_request *make(const spec *s)
     return r;
 }
 
+static k3i_sched *open_sched(const k3i_sched_config *config)
+{
+    k3i_sched *s;
+    k3i_err err = {0};
+    if (k3i_sched_new(config, &s, &err) != K3_OK)
+        fail_msg("%s", err.text);
+    return s;
+}
+
 static k3i_sched *new_sched(k3_engine *e, int32_t num_blocks, int32_t block_tokens,
                             int32_t spec_tokens, int32_t fixed, int32_t no_cache)
 {
-    k3i_sched_config c = {.engine = e,
-                          .num_blocks = num_blocks,
-                          .block_tokens = block_tokens,
-                          .speculative_tokens = spec_tokens,
-                          .is_fixed_width = fixed,
-                          .no_prefix_caching = no_cache,
-                          .snapshot_interval = 16};
-    k3i_sched *s;
-    k3i_err err = {0};
-    if (k3i_sched_new(&c, &s, &err) != K3_OK)
-        fail_msg("%s", err.text);
-    return s;
+    return open_sched(&(k3i_sched_config){.engine = e,
+                                          .num_blocks = num_blocks,
+                                          .block_tokens = block_tokens,
+                                          .speculative_tokens = spec_tokens,
+                                          .is_fixed_width = fixed,
+                                          .no_prefix_caching = no_cache,
+                                          .snapshot_interval = 16});
 }
 
 static void expect_clean(const k3_engine *e)
@@ -139,68 +143,124 @@ static void expect_same(const k3i_request *got, const k3i_request *want, uint64_
                  got->finish, want->finish, got->n_ready, want->n_ready);
 }
 
-static void run_random(uint64_t seed0, int64_t *ret_preempted, int64_t *ret_cached,
-                       int64_t *ret_kept)
+/* How many state snapshots may exist at a time. */
+typedef enum {
+    NO_SNAPSHOT,
+    ONE_SNAPSHOT,
+    FEW_SNAPSHOTS,
+    MANY_SNAPSHOTS,
+    NO_CACHE,
+    N_BUDGETS
+} budget;
+
+/* What the runs with one budget have seen. */
+typedef struct {
+    int64_t preempted, cached, kept;
+    int32_t
+        full; /* steps that ended with as many snapshots as the budget has: the next one evicts */
+    int32_t mixed; /* runs with evictions, preemptions and accepted drafts */
+} tally;
+
+static k3i_sched *random_sched(k3_engine *e, const fake_config *c, budget kind, uint64_t *seed,
+                               int32_t *ret_most)
+{
+    static const int32_t page_bytes = 64; /* fake_engine.c */
+    int32_t block = 1 + rnd_below(seed, 9), least = (c->max_model_len + block - 1) / block + 1;
+    /* One time in three nothing is left beside one request of full length. */
+    int32_t more = rnd_below(seed, 3) == 0 ? 0 : rnd_below(seed, 3 * least);
+    int32_t most = kind == NO_SNAPSHOT || kind == NO_CACHE ? 0
+                   : kind == ONE_SNAPSHOT                  ? 1
+                   : kind == FEW_SNAPSHOTS                 ? 2 + rnd_below(seed, 3)
+                                                           : 1000;
+    int64_t bytes = (int64_t)most * c->snapshot_blocks * page_bytes;
+    *ret_most = most;
+    return open_sched(&(k3i_sched_config){
+        .engine = e,
+        .num_blocks = least + more,
+        .block_tokens = block,
+        .speculative_tokens = c->draft_tokens,
+        .is_fixed_width = rnd_below(seed, 2),
+        .no_prefix_caching = kind == NO_CACHE,
+        .snapshot_interval = 8 + rnd_below(seed, 24),
+        .snapshot_bytes = bytes + 1 + rnd_below(seed, c->snapshot_blocks * page_bytes - 1)});
+}
+
+/* The next request of the list; now and then it has the prompt of its neighbour, and waits for it.
+ */
+static k3i_request *add_random(k3i_sched *s, spec *specs, k3i_request **r, int32_t n,
+                               uint64_t *seed)
+{
+    r[n] = make(&specs[n]);
+    if (n % 6 == 5 && rnd_below(seed, 2)) {
+        k3i_request_unref(r[n]);
+        specs[n] = specs[n - 1];
+        specs[n].sampling.seed = test_rnd(seed);
+        r[n] = make(&specs[n]);
+        r[n]->leader = r[n - 1];
+        k3i_request_ref(r[n - 1]);
+    }
+    k3i_err err;
+    assert_int_equal(k3i_sched_check(s, r[n], &err), K3_OK);
+    k3i_sched_add(s, r[n]);
+    return r[n];
+}
+
+static void expect_solo(k3i_request **r, const spec *specs, const bool *cancelled, uint64_t seed)
+{
+    for (int32_t i = 0; i < N_REQ; i++) {
+        if (!cancelled[i] || r[i]->finish != K3_FINISH_ABORT) {
+            k3i_request *want = solo_with(&specs[i], POISON);
+            expect_same(r[i], want, seed, i);
+            k3i_request_unref(want);
+        }
+        k3i_request_unref(r[i]);
+    }
+}
+
+static void run_random(uint64_t seed0, budget kind, tally *total)
 {
     uint64_t seed = seed0;
     static spec specs[N_REQ];
     enum { MAX_LEN = 120 };
     random_specs(&seed, specs, MAX_LEN);
-    int32_t block = 1 + rnd_below(&seed, 9), n_spec = rnd_below(&seed, 5);
-    int32_t seqs = 1 + rnd_below(&seed, 8);
+    int32_t seqs = 1 + rnd_below(&seed, 8), most;
     fake_config c = {.vocab = VOCAB,
                      .max_num_seqs = seqs,
                      .max_num_batched_tokens = seqs + rnd_below(&seed, 60),
                      .max_model_len = MAX_LEN,
                      .snapshot_blocks = 1 + rnd_below(&seed, 3),
-                     .draft_tokens = n_spec,
+                     .draft_tokens = rnd_below(&seed, 5),
                      .draft_mode = rnd_below(&seed, 4),
                      .poison = POISON,
                      .image_budget = 2 + rnd_below(&seed, 3)};
     k3_engine *e = fake_new(&c);
-    int32_t least = (MAX_LEN + block - 1) / block + 1;
-    k3i_sched *s = new_sched(e, least + rnd_below(&seed, 3 * least), block, n_spec,
-                             rnd_below(&seed, 2), rnd_below(&seed, 4) == 0);
+    k3i_sched *s = random_sched(e, &c, kind, &seed, &most);
     k3i_request *r[N_REQ] = {0};
-    int32_t n_added = 0, cancelled[N_REQ] = {0};
+    k3i_stats stats;
+    int32_t n_added = 0, n_full = 0;
+    bool cancelled[N_REQ] = {0};
     while (n_added < N_REQ || !k3i_sched_is_idle(s)) {
         while (n_added < N_REQ && rnd_below(&seed, 3) == 0) {
-            r[n_added] = make(&specs[n_added]);
-            if (n_added % 6 == 5 && rnd_below(&seed, 2)) { /* the same prompt as its neighbour */
-                k3i_request_unref(r[n_added]);
-                specs[n_added] = specs[n_added - 1];
-                specs[n_added].sampling.seed = test_rnd(&seed);
-                r[n_added] = make(&specs[n_added]);
-                r[n_added]->leader = r[n_added - 1];
-                k3i_request_ref(r[n_added - 1]);
-            }
-            k3i_err err;
-            assert_int_equal(k3i_sched_check(s, r[n_added], &err), K3_OK);
-            k3i_sched_add(s, r[n_added++]);
+            add_random(s, specs, r, n_added, &seed);
+            n_added++;
         }
         if (n_added > 0 && rnd_below(&seed, 60) == 0) {
             int32_t victim = rnd_below(&seed, n_added);
             k3i_request_cancel(r[victim]);
-            cancelled[victim] = 1;
+            cancelled[victim] = true;
         }
         k3i_sched_step(s);
         expect_clean(e);
+        k3i_sched_stats(s, &stats);
+        assert_true(stats.snapshots <= most);
+        n_full += most > 0 && stats.snapshots == most;
     }
-    for (int32_t i = 0; i < N_REQ; i++) {
-        if (cancelled[i] && r[i]->finish == K3_FINISH_ABORT) {
-            k3i_request_unref(r[i]);
-            continue;
-        }
-        k3i_request *want = solo_with(&specs[i], POISON);
-        expect_same(r[i], want, seed0, i);
-        k3i_request_unref(want);
-        k3i_request_unref(r[i]);
-    }
-    k3i_stats stats;
-    k3i_sched_stats(s, &stats);
-    *ret_preempted += stats.preemptions;
-    *ret_cached += stats.cached_tokens;
-    *ret_kept += stats.spec_accepted_tokens;
+    expect_solo(r, specs, cancelled, seed0);
+    total->preempted += stats.preemptions;
+    total->cached += stats.cached_tokens;
+    total->kept += stats.spec_accepted_tokens;
+    total->full += n_full;
+    total->mixed += n_full > 0 && stats.preemptions > 0 && stats.spec_accepted_tokens > 0;
     /* Nothing leaks: every page is free or only the index's. */
     assert_int_equal(stats.pages_free + stats.pages_evictable, stats.pages);
     k3i_sched_free(s);
@@ -210,12 +270,22 @@ static void run_random(uint64_t seed0, int64_t *ret_preempted, int64_t *ret_cach
 static void outputs_equal_solo_runs(void **state)
 {
     (void)state;
-    int64_t preempted = 0, cached = 0, kept = 0;
-    for (uint64_t seed = 1; seed <= 300; seed++)
-        run_random(seed, &preempted, &cached, &kept);
-    print_message("%d preemptions, %d cached tokens, %d accepted drafts\n", (int)preempted,
-                  (int)cached, (int)kept);
-    assert_true(preempted > 100 && cached > 5000 && kept > 1000); /* the load did exercise them */
+    static const char *const names[] = {"no snapshot", "one", "few", "many", "no cache"};
+    tally t[N_BUDGETS] = {0};
+    for (uint64_t seed = 1; seed <= 400; seed++)
+        run_random(seed, (budget)(seed % N_BUDGETS), &t[seed % N_BUDGETS]);
+    for (budget k = 0; k < N_BUDGETS; k++) {
+        print_message(
+            "%s: %d preemptions, %d cached tokens, %d accepted drafts, %d steps at the limit "
+            "of snapshots, %d runs with all\n",
+            names[k], (int)t[k].preempted, (int)t[k].cached, (int)t[k].kept, t[k].full, t[k].mixed);
+        /* The load did exercise them. */
+        assert_true(t[k].preempted > 100 && t[k].kept > 300);
+        bool is_cached = k != NO_SNAPSHOT && k != NO_CACHE;
+        assert_true(is_cached ? t[k].cached > 200 : t[k].cached == 0);
+        assert_true((k != ONE_SNAPSHOT && k != FEW_SNAPSHOTS) ||
+                    (t[k].full > 500 && t[k].mixed > 10));
+    }
 }
 
 /* ---- single properties -------------------------------------------------------------------------
