@@ -288,7 +288,7 @@ class Limits(unittest.TestCase):
 
 class Shutdown(unittest.TestCase):
     def test_sigterm_lets_answers_finish(self):
-        s = api.Server("--max-num-seqs", 4)
+        s = api.Server("--max-num-seqs", 4, "--shutdown-timeout", 600)
         kept = s.connect()
         self.assertEqual(s.request("GET", "/health", connection=kept)[0], 200)
         n = 8 if api.QUICK else 64  # four run, the others wait
