@@ -4,6 +4,12 @@
 #include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+/* Blocks of several huge pages ask for them: what a step reads lies in more small pages than the
+ * processor can keep the addresses of. */
+#define HUGE_PAGE ((size_t)2 << 20)
+#define HUGE_MIN (2 * HUGE_PAGE)
 
 /* The one exception to "no mutable globals": counters for tests, per thread, that change no result.
  */
@@ -16,12 +22,22 @@ static bool fails_now(void)
     return fail_at != 0 && n_alloc == fail_at;
 }
 
+static void *alloc_huge(size_t bytes)
+{
+    void *p = aligned_alloc(HUGE_PAGE, bytes);
+    if (p != NULL)
+        (void)madvise(p, bytes, MADV_HUGEPAGE);
+    return p;
+}
+
 void *k3i_alloc(size_t bytes)
 {
     size_t padded;
     if (fails_now() || !k3i_add_size(bytes, K3I_ALIGN - 1, &padded))
         return NULL;
     padded &= ~(size_t)(K3I_ALIGN - 1);
+    if (bytes >= HUGE_MIN)
+        return alloc_huge(padded);
     return aligned_alloc(K3I_ALIGN, padded == 0 ? K3I_ALIGN : padded);
 }
 

@@ -45,6 +45,48 @@ static k3_status open_regular(const char *path, int *ret_fd, size_t *ret_bytes, 
     return K3_OK;
 }
 
+/* bytes of fd into `to`. */
+static k3_status read_all(int fd, const char *path, char *to, size_t bytes, k3i_err *err)
+{
+    size_t got = 0;
+    while (got < bytes) {
+        ssize_t n = read(fd, to + got, bytes - got);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return k3i_fail(err, K3_E_IO, "%s: read stopped at byte %zu of %zu", path, got, bytes);
+        got += (size_t)n;
+    }
+    return K3_OK;
+}
+
+static k3_status read_small(int fd, const char *path, size_t bytes, k3i_map *ret, k3i_err *err)
+{
+    char *copy = k3i_alloc(bytes + K3I_ALIGN);
+    if (copy == NULL)
+        return k3i_fail(err, K3_E_NOMEM, "%s: no memory for %zu bytes", path, bytes);
+    k3_status st = read_all(fd, path, copy, bytes, err);
+    if (st != K3_OK) {
+        k3i_free(copy);
+        return st;
+    }
+    *ret = (k3i_map){.data = (const uint8_t *)copy, .bytes = bytes, .copy = copy};
+    return K3_OK;
+}
+
+static k3_status map_large(int fd, const char *path, size_t bytes, k3i_map *ret, k3i_err *err)
+{
+    void *p = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED)
+        return k3i_fail(err, K3_E_IO, "%s: cannot be mapped: %s", path, strerror(errno));
+    /* Weights stream faster through large pages: the processor's prefetching stops at the end of a
+     * page. The kernel reads files so where the file system can (ext4 from Linux 6.16, xfs, btrfs);
+     * what is in the page cache already stays as it is. */
+    (void)madvise(p, bytes, MADV_HUGEPAGE);
+    *ret = (k3i_map){.data = p, .bytes = bytes};
+    return K3_OK;
+}
+
 k3_status k3i_map_open(const char *path, k3i_map *ret, k3i_err *err)
 {
     int fd;
@@ -52,29 +94,33 @@ k3_status k3i_map_open(const char *path, k3i_map *ret, k3i_err *err)
     k3_status st = open_regular(path, &fd, &bytes, err);
     if (st != K3_OK)
         return st;
-    void *p = NULL;
-    if (bytes > 0) {
-        p = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
-        if (p == MAP_FAILED) {
-            st = k3i_fail(err, K3_E_IO, "%s: cannot be mapped: %s", path, strerror(errno));
-            close(fd);
-            return st;
-        }
-        /* Weights stream faster through large pages: the processor's prefetching stops at the end
-         * of a page. The kernel reads files so where the file system can (ext4 from Linux 6.16,
-         * xfs, btrfs); what is in the page cache already stays as it is. */
-        (void)madvise(p, bytes, MADV_HUGEPAGE);
+    if (bytes == 0) {
+        *ret = (k3i_map){0};
+    } else {
+        st = (bytes <= K3I_MAP_READ ? read_small : map_large)(fd, path, bytes, ret, err);
     }
     close(fd);
-    *ret = (k3i_map){.data = p, .bytes = bytes};
-    return K3_OK;
+    return st;
+}
+
+void k3i_map_align(k3i_map *map, size_t at)
+{
+    if (map->copy == NULL)
+        return;
+    char *to = map->copy + (K3I_ALIGN - at % K3I_ALIGN) % K3I_ALIGN;
+    memmove(to, map->data, map->bytes);
+    map->data = (const uint8_t *)to;
 }
 
 void k3i_map_close(k3i_map *map)
 {
     if (map == NULL || map->data == NULL)
         return;
-    munmap((void *)(uintptr_t)map->data, map->bytes);
+    if (map->copy != NULL) {
+        k3i_free(map->copy);
+    } else {
+        munmap((void *)(uintptr_t)map->data, map->bytes);
+    }
     *map = (k3i_map){0};
 }
 
@@ -97,17 +143,9 @@ k3_status k3i_read_file(const char *path, size_t max_bytes, char **ret, size_t *
         st = k3i_fail(err, K3_E_NOMEM, "%s: no memory for %zu bytes", path, bytes);
         goto out;
     }
-    size_t got = 0;
-    while (got < bytes) {
-        ssize_t n = read(fd, text + got, bytes - got);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0) {
-            st = k3i_fail(err, K3_E_IO, "%s: read stopped at byte %zu of %zu", path, got, bytes);
-            goto out;
-        }
-        got += (size_t)n;
-    }
+    st = read_all(fd, path, text, bytes, err);
+    if (st != K3_OK)
+        goto out;
     text[bytes] = 0;
     *ret = text;
     *ret_bytes = bytes;

@@ -5,12 +5,20 @@
 #include "alloc.h"
 
 typedef struct {
-    const uint8_t *data; /* page-aligned; NULL if bytes is 0 */
+    const uint8_t *data; /* NULL if bytes is 0 */
     size_t bytes;
+    char *copy; /* owned: what a small file was read into; or NULL: mapped, and page-aligned */
 } k3i_map;
 
-/* Maps a regular file, shared between processes. Errors: K3_E_IO naming the path. */
+/* Files of at most so many bytes are read, not mapped: memory in large pages, which files seldom
+ * have, is worth more to them than sharing it between processes. */
+#define K3I_MAP_READ ((size_t)32 << 20)
+
+/* Maps a regular file, shared between processes, or reads it if it is small. Errors: K3_E_IO naming
+ * the path, K3_E_NOMEM. */
 k3_status k3i_map_open(const char *path, k3i_map *ret, k3i_err *err);
+/* Moves a file that was read so that its byte `at` <= bytes begins a cache line. */
+void k3i_map_align(k3i_map *map, size_t at);
 void k3i_map_close(k3i_map *map);
 
 /* Reads a regular file of at most max_bytes; a NUL follows the contents. Free *ret with k3i_free.

@@ -100,6 +100,7 @@ static k3_status allocate(const k3_engine *e, k3i_kv *kv, size_t pool_bytes)
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (pool == MAP_FAILED)
         return K3_E_NOMEM;
+    (void)madvise(pool, pool_bytes, MADV_HUGEPAGE);
     memset(kv->block, 0, s->num_blocks * sizeof *kv->block);
     memset(kv->mark, 0, s->num_blocks * sizeof *kv->mark);
     memset(kv->slot, 0, s->n_slots * sizeof *kv->slot);

@@ -123,6 +123,18 @@ static void segment(const job *j, const task *t, size_t n_keys, float scale)
     }
 }
 
+/* t->key of positions pos.. : a look-up a page. */
+static void place_keys(const job *j, const task *t, size_t pos, size_t n_keys)
+{
+    size_t W = k3i_latent_width(j->m->cfg), B = j->step->pool->block_tokens;
+    for (size_t k = 0; k < n_keys;) {
+        size_t at = latent_offset(j, t->seq, pos + k) / j->run->act_bytes;
+        size_t left = B - (pos + k) % B, end = n_keys - k < left ? n_keys : k + left;
+        for (; k < end; k++, at += W)
+            t->key[k] = at;
+    }
+}
+
 static void attend(const job *j, const task *t)
 {
     const k3i_config *cfg = j->m->cfg;
@@ -137,8 +149,7 @@ static void attend(const job *j, const task *t)
     k3i_act_store(j->run, t->ql_act, t->ql, t->n_rows * t->n_heads * W);
     for (size_t pos = 0; pos < end; pos += K3I_MLA_KEYS) {
         size_t n_keys = end - pos < K3I_MLA_KEYS ? end - pos : K3I_MLA_KEYS;
-        for (size_t k = 0; k < n_keys; k++)
-            t->key[k] = latent_offset(j, t->seq, pos + k) / j->run->act_bytes;
+        place_keys(j, t, pos, n_keys);
         for (size_t r = 0; r < t->n_rows; r++) {
             size_t visible = first + r < pos ? 0 : first + r + 1 - pos;
             for (size_t h = 0; h < t->n_heads; h++)

@@ -334,26 +334,6 @@ static void head(k3i_text *m, k3i_run *run, const k3i_step *step, bool rows)
     }
 }
 
-void k3i_text_forward(k3i_text *m, k3i_run *run, const k3i_step *step)
-{
-    const k3i_config *cfg = m->cfg;
-    stage s = {.m = m, .run = run, .step = step};
-    bool rows = k3i_run_by_rows(run, step->n_rows) && step->trace == NULL;
-    for (size_t row = 0; row < step->n_rows; row++)
-        m->ws->logit_of[row] = -1;
-    for (size_t i = 0; i < step->n_logits; i++)
-        m->ws->logit_of[step->logit_row[i]] = (int32_t)i;
-    k3i_run_team(run, embed_member, &s, step->n_rows * cfg->hidden_size);
-    (rows ? by_rows : by_outputs)(m, &s, run);
-    s.layer = cfg->n_layers;
-    s.attention = true;
-    s.fresh = false;
-    s.wq = m->output_wq;
-    s.norm = m->w->norm;
-    run_stage(&s);
-    head(m, run, step, rows);
-}
-
 /* ---- preparation -------------------------------------------------------------------------------
  */
 
@@ -410,7 +390,9 @@ static bool prepare_layers(k3i_text *m)
     return true;
 }
 
-/* Lays the workspace out. By outputs, the four kinds of sub-layer are never alive together and
+/* Lays the workspace out, for each step anew: what few rows need lies close together. Laid out for
+ * the most rows, arrays would begin at multiples of a large power of two, and the caches would find
+ * room for a few of them only. By outputs, the four kinds of sub-layer are never alive together and
  * share their place; by rows, members are in different ones. */
 static void take_workspace(k3i_text_ws *ws, k3i_bump *b, const k3i_config *cfg, size_t T,
                            const k3i_run *run)
@@ -442,6 +424,28 @@ static void take_workspace(k3i_text_ws *ws, k3i_bump *b, const k3i_config *cfg, 
     if (cfg->n_moe_layers < cfg->n_layers)
         ws->h = k3i_bump_take(b, T * cfg->intermediate_size, act);
     b->used = b->peak;
+}
+
+void k3i_text_forward(k3i_text *m, k3i_run *run, const k3i_step *step)
+{
+    const k3i_config *cfg = m->cfg;
+    stage s = {.m = m, .run = run, .step = step};
+    bool rows = k3i_run_by_rows(run, step->n_rows) && step->trace == NULL;
+    k3i_bump b = {.base = m->block, .used = run->n_members * run->scratch_bytes};
+    take_workspace(m->ws, &b, cfg, step->n_rows, run);
+    for (size_t row = 0; row < step->n_rows; row++)
+        m->ws->logit_of[row] = -1;
+    for (size_t i = 0; i < step->n_logits; i++)
+        m->ws->logit_of[step->logit_row[i]] = (int32_t)i;
+    k3i_run_team(run, embed_member, &s, step->n_rows * cfg->hidden_size);
+    (rows ? by_rows : by_outputs)(m, &s, run);
+    s.layer = cfg->n_layers;
+    s.attention = true;
+    s.fresh = false;
+    s.wq = m->output_wq;
+    s.norm = m->w->norm;
+    run_stage(&s);
+    head(m, run, step, rows);
 }
 
 static size_t scratch_bytes(const k3i_config *cfg, size_t min)
@@ -478,9 +482,7 @@ k3_status k3i_text_init(k3i_text *m, const k3i_config *cfg, const k3i_text_weigh
                         max_rows);
     }
     *m->ws = (k3i_text_ws){0};
-    b = (k3i_bump){.base = m->block};
-    take_workspace(m->ws, &b, cfg, max_rows, run);
-    run->scratch = k3i_bump_take(&b, run->n_members, run->scratch_bytes);
+    run->scratch = m->block;
     m->workspace_bytes = b.peak + m->arena.used;
     return K3_OK;
 }
