@@ -5,7 +5,7 @@
 
 The prompt is the golden one that asks what a single 56 x 56 picture shows; each test picture, doubled to that size, takes
 the place of its picture. Needs the Debian package dataset-fashion-mnist (Expat licence). Prints the accuracy with its
-95 % interval, and the pairs that were confused most."""
+95 % interval, and the pairs that were confused most. tools/mini/fashion.py asks PyTorch the same questions beside it."""
 import argparse
 import collections
 import gzip
@@ -57,8 +57,8 @@ def label_of(text):
     return best[1] if best[0] >= 0 else None
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(doc):
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", default=os.path.join(ROOT, "models", "mini"))
     parser.add_argument("--golden", default=os.path.join(ROOT, "tests", "data", "mini", "golden.json"))
     parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
@@ -66,19 +66,36 @@ def main():
     parser.add_argument("--mode", default="bf16")
     parser.add_argument("-n", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    args = parser.parse_args()
-    with open(os.path.join(args.model, "config.json")) as f:
-        pad = json.load(f)["media_placeholder_token_id"]
-    ids, most = template(args.golden, pad)
+    return parser
+
+
+def read(args):
+    """The first n test pictures, 784 gray bytes each, and their labels."""
     with gzip.open(os.path.join(args.data, "t10k-images-idx3-ubyte.gz")) as f:
         pixels = f.read()[16:]
     with gzip.open(os.path.join(args.data, "t10k-labels-idx1-ubyte.gz")) as f:
         labels = f.read()[8:8 + args.n]
+    return [pixels[i * SIDE * SIDE:(i + 1) * SIDE * SIDE] for i in range(len(labels))], labels
+
+
+def pad_of(args):
+    with open(os.path.join(args.model, "config.json")) as f:
+        return json.load(f)["media_placeholder_token_id"]
+
+
+def prompt(args):
+    """Ids with one placeholder for the picture, and the most tokens of an answer."""
+    return template(args.golden, pad_of(args))
+
+
+def ask_k3(args, pictures):
+    """What `k3 run` says to each picture, as classes."""
+    ids, most = prompt(args)
 
     def answer(i):
         path = os.path.join(folder, f"{i}.png")
         with open(path, "wb") as f:
-            f.write(png(pixels[i * SIDE * SIDE:(i + 1) * SIDE * SIDE]))
+            f.write(png(pictures[i]))
         command = [args.k3, "run", "-m", args.model, "--ids", ids, "-n", str(most), "--mode", args.mode, "--threads", "1",
                    "--image", path]
         out = subprocess.run(command, capture_output=True, check=True).stdout.decode()
@@ -86,7 +103,10 @@ def main():
         return label_of(out)
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
-        got = list(pool.map(answer, range(len(labels))))
+        return list(pool.map(answer, range(len(pictures))))
+
+
+def report(got, labels):
     right = sum(g == w for g, w in zip(got, labels))
     share = right / len(labels)
     print(f"{right} of {len(labels)} right: {100 * share:.1f} % "
@@ -97,4 +117,11 @@ def main():
         print(f"  {n} x {want} called {said}")
 
 
-main()
+def main():
+    args = parser_of(__doc__).parse_args()
+    pictures, labels = read(args)
+    report(ask_k3(args, pictures), labels)
+
+
+if __name__ == "__main__":
+    main()
