@@ -18,10 +18,14 @@
  * than a scheduler tick, so an idle engine costs nothing. */
 #define SPIN 1500
 
+/* A member takes this part of a range: few pieces, and the last ones small. */
+#define TAKE 3
+
 typedef struct {
     k3i_team *team;
     size_t index;
     pthread_t thread;
+    _Alignas(K3I_ALIGN) _Atomic uint64_t range; /* items to be taken: from | to << 32 */
 } member;
 
 struct k3i_team {
@@ -177,6 +181,44 @@ void k3i_team_run(k3i_team *team, k3i_team_fn fn, void *arg)
     fn(arg, 0, team->n);
     for (uint32_t left = atomic_load(&team->busy); left != 0; left = atomic_load(&team->busy))
         wait_change(&team->busy, left, team->spin, &team->main_sleeps);
+}
+
+void k3i_team_deal(k3i_team *team, size_t n_items)
+{
+    for (size_t i = 0; i < team->n; i++) {
+        size_t from, to;
+        k3i_team_split(n_items, 1, i, team->n, &from, &to);
+        atomic_store_explicit(&team->members[i].range, from | (uint64_t)to << 32,
+                              memory_order_relaxed); /* published by the step */
+    }
+}
+
+/* Takes from the beginning of a range, or from its end. */
+static bool take(_Atomic uint64_t *range, bool end, size_t least, size_t *ret_from, size_t *ret_to)
+{
+    uint64_t old = atomic_load_explicit(range, memory_order_relaxed), rest;
+    do {
+        size_t from = old & UINT32_MAX, to = old >> 32;
+        size_t n = (to - from) / TAKE;
+        if (from == to)
+            return false;
+        n = n > least ? n : least;
+        n = to - from < n + least ? to - from : n;
+        *ret_from = end ? to - n : from;
+        *ret_to = end ? to : from + n;
+        rest = end ? from | (uint64_t)(to - n) << 32 : (from + n) | (uint64_t)to << 32;
+    } while (!atomic_compare_exchange_weak_explicit(range, &old, rest, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    return true;
+}
+
+bool k3i_team_take(k3i_team *team, size_t i, size_t least, size_t *ret_from, size_t *ret_to)
+{
+    for (size_t k = 0; k < team->n; k++) {
+        if (take(&team->members[(i + k) % team->n].range, k > 0, least, ret_from, ret_to))
+            return true;
+    }
+    return false;
 }
 
 void k3i_team_split(size_t n_items, size_t grain, size_t i, size_t n, size_t *ret_from,

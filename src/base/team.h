@@ -1,7 +1,7 @@
 /* team.h: a team of worker threads with fork-join steps. The caller's thread is member 0. Work is
- * split statically by the callee, always over outputs and never inside a reduction, so results do
- * not depend on the number of members. Between steps workers spin for a few microseconds, then
- * sleep. */
+ * split by the callee, statically or piece by piece as members come for it, always over outputs and
+ * never inside a reduction, so results do not depend on the number of members or on who did what.
+ * Between steps workers spin for a few microseconds, then sleep. */
 #ifndef K3I_TEAM_H
 #define K3I_TEAM_H
 
@@ -21,6 +21,15 @@ size_t k3i_team_size(const k3i_team *team);
 
 /* Runs fn on all members and returns when all have finished. A team of one just calls it. */
 void k3i_team_run(k3i_team *team, k3i_team_fn fn, void *arg);
+
+/* Deals items 0 .. n_items - 1, fewer than 2^32, out for the team step that comes next: every
+ * member gets an equal range. */
+void k3i_team_deal(k3i_team *team, size_t n_items);
+
+/* The next piece for member i: a part of what is left of its range, `least` items or more, and when
+ * that is used up, from the end of another's; so nobody waits for a member that its processor slows
+ * down. False when nothing is left. Pieces ascend until the range is used up. */
+bool k3i_team_take(k3i_team *team, size_t i, size_t least, size_t *ret_from, size_t *ret_to);
 
 /* The part [*ret_from, *ret_to) of 0..n_items-1 that member i of n owns: contiguous, sizes differ
  * by at most one `grain`; every boundary but the last is a multiple of grain. */

@@ -12,6 +12,10 @@
  * takes about as long as two cores need to exchange a cache line twice. */
 #define TEAM_WORK 65536
 
+/* Weights that take two members ten times as long as a far cache line takes from one to the other,
+ * and the least piece of them that a member takes at a time. */
+enum { DEAL_BYTES = 1 << 20, PIECE_BYTES = 1 << 16 };
+
 k3i_run k3i_run_as_member(const k3i_run *run, size_t i, size_t n)
 {
     k3i_run own = *run;
@@ -85,6 +89,7 @@ typedef struct {
     const k3i_run *run;
     const k3i_item *items;
     size_t n_items, n_row;
+    bool dealt; /* the grains of all items, one item after the other, are dealt out */
 } job;
 
 static void gemm(const k3i_run *run, float *y, size_t y_stride, const void *x, const k3i_bf16 *w,
@@ -158,9 +163,30 @@ static void item_part(const job *j, const k3i_item *it, size_t from, size_t to, 
     }
 }
 
+/* Grains `from`..to-1 of what is dealt out. */
+static void dealt_part(const job *j, size_t from, size_t to, size_t member)
+{
+    for (size_t k = 0, at = 0; k < j->n_items && at < to; k++) {
+        size_t begin, end, n;
+        k3i_split_outputs(j->run, j->items[k].n_out, 0, 1, &begin, &end);
+        n = (end - begin + K3I_GRAIN - 1) / K3I_GRAIN;
+        if (from < at + n) {
+            size_t o = begin + (from > at ? from - at : 0) * K3I_GRAIN;
+            item_part(j, &j->items[k], o, to < at + n ? begin + (to - at) * K3I_GRAIN : end,
+                      member);
+        }
+        at += n;
+    }
+}
+
 static void linear_member(void *arg, size_t i, size_t n)
 {
     const job *j = arg;
+    size_t first, last, least = PIECE_BYTES / (2 * K3I_GRAIN * j->items[0].k) + 1;
+    while (j->dealt && k3i_team_take(j->run->team, i, least, &first, &last))
+        dealt_part(j, first, last, i);
+    if (j->dealt)
+        return;
     for (size_t k = 0; k < j->n_items; k++) {
         size_t from, to;
         k3i_split_outputs(j->run, j->items[k].n_out, i, n, &from, &to);
@@ -210,6 +236,21 @@ static void gather_items(k3i_run *run, size_t n_row, const k3i_item *items, size
     k3i_ranks_gather(&run->ranks, m, n_items, K3I_GRAIN);
 }
 
+/* Deals the outputs out if weights are so large that a meeting is nothing beside them. */
+static void deal(job *j, size_t weight_bytes)
+{
+    size_t n = 0;
+    if (weight_bytes < DEAL_BYTES || j->run->n_members == 1)
+        return;
+    for (size_t k = 0; k < j->n_items; k++) {
+        size_t begin, end;
+        k3i_split_outputs(j->run, j->items[k].n_out, 0, 1, &begin, &end);
+        n += (end - begin + K3I_GRAIN - 1) / K3I_GRAIN;
+    }
+    k3i_team_deal(j->run->team, n);
+    j->dealt = true;
+}
+
 void k3i_linear(k3i_run *run, size_t n_row, const k3i_item *items, size_t n_items)
 {
     job j = {.run = run, .items = items, .n_items = n_items, .n_row = n_row};
@@ -225,6 +266,7 @@ void k3i_linear(k3i_run *run, size_t n_row, const k3i_item *items, size_t n_item
         linear_rows(&j);
         return;
     }
+    deal(&j, work / n_row * sizeof(k3i_bf16) / run->ranks.size);
     k3i_run_team(run, linear_member, &j, work);
     if (run->ranks.size > 1)
         gather_items(run, n_row, items, n_items);

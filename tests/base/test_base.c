@@ -135,6 +135,56 @@ static void team_covers_all_items_once(void **state)
     }
 }
 
+enum { DEALT = 1000 };
+
+typedef struct {
+    k3i_team *team;
+    size_t least;
+    _Atomic uint32_t taken[DEALT];
+    _Atomic uint32_t wrong;
+    _Atomic size_t n_taken;
+} deal_work;
+
+static void take_pieces(void *arg, size_t i, size_t n)
+{
+    deal_work *w = arg;
+    size_t from, to;
+    while (k3i_team_take(w->team, i, w->least, &from, &to)) {
+        w->wrong += to <= from || to > DEALT || (to - from < w->least && to - from < DEALT / n);
+        for (size_t k = from; k < to && k < DEALT; k++)
+            w->taken[k]++;
+        w->n_taken += to - from;
+        /* Member 0 is slow: it comes back when everything is taken. */
+        int ms = 0;
+        while (i == 0 && n > 1 && w->n_taken < DEALT && ms < 5000) {
+            usleep(1000);
+            ms++;
+        }
+        w->wrong += ms == 5000;
+    }
+}
+
+/* Every item once, whoever takes it; a slow member's are taken by others. */
+static void team_deals_items_to_who_comes(void **state)
+{
+    (void)state;
+    for (size_t n = 1; n <= 4; n++) {
+        for (size_t least = 1; least < 60; least += 29) {
+            deal_work w = {.least = least};
+            assert_int_equal(k3i_team_new(n, NULL, 0, &w.team, NULL), K3_OK);
+            for (uint32_t round = 1; round < 4; round++) {
+                w.n_taken = 0;
+                k3i_team_deal(w.team, DEALT);
+                k3i_team_run(w.team, take_pieces, &w);
+                for (size_t k = 0; k < DEALT; k++)
+                    assert_int_equal(w.taken[k], round);
+            }
+            assert_int_equal(w.wrong, 0);
+            k3i_team_free(w.team);
+        }
+    }
+}
+
 static void missing_files_are_named(void **state)
 {
     (void)state;
@@ -165,6 +215,7 @@ int main(void)
         cmocka_unit_test(allocation_fails_where_asked),
         cmocka_unit_test(team_has_its_own_stack),
         cmocka_unit_test(team_covers_all_items_once),
+        cmocka_unit_test(team_deals_items_to_who_comes),
         cmocka_unit_test(missing_files_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
