@@ -36,7 +36,7 @@ endfunction()
 
 # k3_fuzz(NAME LIBS a b SOURCES fuzz_x.c [CORPUS dir] [DEFS A=b]): a libFuzzer target where K3_FUZZ is on;
 # elsewhere the same file linked with a replay main() that runs the corpus once, as a ctest test. 12 s at most,
-# because the stage of all targets is one of many in tools/test.sh.
+# because the stage of all targets is one of many in tools/test.sh. No small input may ask for much memory.
 function(k3_fuzz name)
     cmake_parse_arguments(F "" "CORPUS" "LIBS;SOURCES;DEFS" ${ARGN})
     if(K3_FUZZ)
@@ -45,7 +45,7 @@ function(k3_fuzz name)
         target_link_libraries(fuzz_${name} PRIVATE ${F_LIBS} m)
         target_compile_definitions(fuzz_${name} PRIVATE ${F_DEFS})
         if(F_CORPUS)
-            add_test(NAME fuzz_${name} COMMAND fuzz_${name} -seed=1 -runs=2000 -max_total_time=12 -artifact_prefix=${CMAKE_BINARY_DIR}/ ${CMAKE_BINARY_DIR}/corpus_${name} ${F_CORPUS})
+            add_test(NAME fuzz_${name} COMMAND fuzz_${name} -seed=1 -runs=2000 -max_total_time=12 -malloc_limit_mb=100 -artifact_prefix=${CMAKE_BINARY_DIR}/ ${CMAKE_BINARY_DIR}/corpus_${name} ${F_CORPUS})
             file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/corpus_${name})
         endif()
     else()

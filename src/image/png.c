@@ -92,9 +92,9 @@ static void read_palette(reader *r)
     }
 }
 
-/* Keys of gray pictures. At 1 bit the key counts as 0 or 255; at 2 and 4 bits the reference compares
- * the key as stored with samples scaled to 8 bits, and so do we. On RGB and 16-bit gray it is
- * ignored. */
+/* Keys of gray pictures. At 1 bit the key counts as 0 or 255; at 2 and 4 bits the reference
+ * compares the key as stored with samples scaled to 8 bits, and so do we. On RGB and 16-bit gray it
+ * is ignored. */
 static void read_key(reader *r, int depth)
 {
     png_color_16p key;
@@ -190,8 +190,8 @@ static int orientation_of(const uint8_t *bytes, size_t n)
 
 static k3_status read_guarded(reader *r, const k3i_decode_options *opt, k3i_err *err)
 {
-    r->png = png_create_read_struct_2(PNG_LIBPNG_VER_STRING, r, on_error, on_warning, NULL, on_alloc,
-                                      on_free);
+    r->png = png_create_read_struct_2(PNG_LIBPNG_VER_STRING, r, on_error, on_warning, NULL,
+                                      on_alloc, on_free);
     r->info = r->png == NULL ? NULL : png_create_info_struct(r->png);
     if (r->info == NULL)
         return k3i_fail(err, K3_E_NOMEM, "no memory for a decoder");
@@ -201,6 +201,9 @@ static k3_status read_guarded(reader *r, const k3i_decode_options *opt, k3i_err 
     /* Our own limits come right behind the header, with an error that names them. */
     png_set_user_limits(r->png, PNG_UINT_31_MAX, PNG_UINT_31_MAX);
     png_set_chunk_malloc_max(r->png, MAX_CHUNK_BYTES);
+    /* Only palette, transparency and pixels are read. An eXIf chunk that claims 2 GiB would get
+     * them, with no more than a warning about the limit. */
+    png_set_keep_unknown_chunks(r->png, PNG_HANDLE_CHUNK_NEVER, NULL, -1);
     return read_pixels(r, opt, err);
 }
 
