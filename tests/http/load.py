@@ -1,7 +1,6 @@
 """Many clients for a while: mixed prompts, pictures, tools, speculation, people who leave in the middle, and a pool of pages so
 small that requests are preempted. Every answer must be the one that the request gets alone, and memory must not grow."""
 import concurrent.futures
-import itertools
 import json
 import random
 import threading
@@ -61,7 +60,8 @@ def leave(server, body, after):
 
 
 def resident_kib(pid):
-    return next(int(line.split()[1]) for line in open(f"/proc/{pid}/status") if line.startswith("VmRSS"))
+    with open(f"/proc/{pid}/status") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith("VmRSS"))
 
 
 class Load:
@@ -97,32 +97,44 @@ class Load:
                 if got != self.want[i]:
                     self.wrong.append((i, got, self.want[i]))
 
+    def round(self, server, seconds, every, tell):
+        """All clients until `seconds` after the start of the run."""
+        end = self.start + seconds
+        with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
+            jobs = [pool.submit(self.client, server, k, end) for k in range(CLIENTS)]
+            while time.monotonic() < end and not self.wrong:
+                time.sleep(max(0.0, min(self.start + (len(self.samples) + 1) * every, end) - time.monotonic()))
+                self.samples.append((time.monotonic() - self.start, resident_kib(server.process.pid)))
+                if tell:
+                    tell(*self.samples[-1], self.n_answers)
+            for j in jobs:
+                j.result()
+        server.wait_idle(60)
+        return server.metric("heap_in_use_bytes") / 1024
+
     def run(self, seconds, every, tell=None):
-        """`tell(seconds, KiB, answers)` at each sample."""
+        """`tell(seconds, KiB, answers)` at each sample. After a third of the time, when every size of request has been there, and at
+        the end the clients rest, and what an idle server holds is compared."""
         with api.serving(*LOADED, *SPECULATE) as s:
-            start = time.monotonic()
-            end = start + seconds
-            with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
-                jobs = [pool.submit(self.client, s, k, end) for k in range(CLIENTS)]
-                for k in itertools.count(1):
-                    time.sleep(max(0.0, min(start + k * every, end) - time.monotonic()))
-                    now = time.monotonic()
-                    self.samples.append((now - start, resident_kib(s.process.pid)))
-                    if tell:
-                        tell(*self.samples[-1], self.n_answers)
-                    if now >= end or self.wrong:
-                        break
-                for j in jobs:
-                    j.result()
-            s.wait_idle(60)
+            self.start = time.monotonic()
+            early = self.round(s, seconds / 3, every, tell)
+            self.heap_kib = self.round(s, seconds, every, tell)
+            self.heap_growth_kib = self.heap_kib - early
             self.preempted = s.metric("num_preemptions_total")
             self.drafted = s.metric("spec_decode_num_draft_tokens_total")
             self.cached = s.metric("prompt_tokens_cached_total")
             self.errors = s.metric("request_success_total", finished_reason="error")
             self.aborted = s.metric("request_success_total", finished_reason="abort")
 
+    def later(self):
+        return [(t, kib) for t, kib in self.samples if t > self.samples[-1][0] / 3]
+
     def growth_kib(self):
-        """What was added after the first third: by then every size of request has been there."""
-        third = self.samples[-1][0] / 3
-        early = max(kib for t, kib in self.samples if t <= third)
-        return self.samples[-1][1] - early
+        """What was added to the resident memory after the first third."""
+        return self.samples[-1][1] - max(kib for t, kib in self.samples if t <= self.samples[-1][0] / 3)
+
+    def slope(self):
+        """KiB a minute of resident memory, by least squares over what comes after the first third."""
+        points = self.later()
+        t0, k0 = (sum(x) / len(points) for x in zip(*points))
+        return 60 * sum((t - t0) * (kib - k0) for t, kib in points) / sum((t - t0) ** 2 for t, _ in points)

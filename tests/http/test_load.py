@@ -15,7 +15,7 @@ class Load(unittest.TestCase):
         run.learn()
         run.run(15 if api.QUICK else 60, 2)
         print(f"{run.n_answers} answers, {run.n_left} hung up, {run.preempted:.0f} preemptions, {run.drafted:.0f} draft tokens, "
-              f"{run.cached:.0f} cached tokens, memory {run.samples[0][1]} to {run.samples[-1][1]} KiB")
+              f"{run.cached:.0f} cached tokens, memory {run.samples[0][1]} to {run.samples[-1][1]} KiB, heap of the idle server {run.heap_growth_kib:+.0f} KiB")
         self.assertEqual(run.wrong, [], f"seed {seed}")
         self.assertEqual(run.errors, 0)
         self.assertGreater(run.drafted, 0)
@@ -24,6 +24,7 @@ class Load(unittest.TestCase):
             self.assertGreater(run.preempted, 0)
             self.assertGreater(run.cached, 0)
             self.assertLess(run.growth_kib(), 16384)
+            self.assertLess(run.heap_growth_kib, 1024)
 
 
 if __name__ == "__main__":
