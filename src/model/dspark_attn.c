@@ -182,6 +182,11 @@ void k3i_dspark_attend(const k3i_dspark *d, const k3i_run *run, const k3i_pool *
     job j = {
         .d = d, .run = run, .pool = pool, .seqs = seqs, .layer = layer, .n_seqs = n_seqs, .T = T};
     j.heads = task_heads(c);
+    if (c->is_mla) { /* any heads can share a task: enough tasks for the whole team */
+        size_t wanted = (run->n_members + n_seqs - 1) / n_seqs;
+        size_t heads = (c->n_heads + wanted - 1) / wanted;
+        j.heads = heads < j.heads ? heads : j.heads;
+    }
     j.n_tasks = (c->n_heads + j.heads - 1) / j.heads;
     j.dk = c->is_mla ? c->kv_lora_rank + c->qk_rope_head_dim : c->head_dim;
     j.dv = c->is_mla ? c->kv_lora_rank : c->head_dim;
