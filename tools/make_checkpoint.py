@@ -372,6 +372,9 @@ def copy_files(folder, *paths):
             shutil.copyfileobj(f, g)
 
 
+LARGE = 64 << 20  # bytes of a file whose weights are read again and again
+
+
 def write_file(path, tensors, values, arch):
     header, offset = {}, 0
     for t in tensors:
@@ -383,6 +386,12 @@ def write_file(path, tensors, values, arch):
         f.write(struct.pack("<Q", len(text)) + text)
         for t in tensors:
             f.write(values(t, arch))
+        if offset >= LARGE:
+            # What the page cache keeps of a writer lies in small pages; a reader that asks for large ones gets them
+            # for what comes from the disk only. They are worth a fifth of the speed of decoding.
+            f.flush()
+            os.fsync(f.fileno())
+            os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return offset
 
 
