@@ -1,7 +1,8 @@
 /* run.c: products with BF16 matrices, split over outputs or over rows.
  *
  * By outputs, each member takes its share of the outputs of every item of a k3i_linear call, so
- * that a small matrix beside a large one costs no second barrier. A gated product never writes its
+ * that a small matrix beside a large one costs no second barrier; of large ones, piece by piece, so
+ * that a member that is held up does not hold up the others. A gated product never writes its
  * two halves to memory: gate and up of the same outputs are computed by the same member, tile by
  * tile, and only their product is stored. */
 #include "run.h"

@@ -11,8 +11,8 @@
  *
  * Weights are read and decoded in place: a tile of 4 x 4, 2 x 8 or 1 x 16 rows and outputs runs
  * over the whole of k, all tiles of rows that fit the caches follow each other on the same weight
- * rows, and the next weight rows are prefetched meanwhile, so one row streams weights at memory
- * speed (16 rows of bf16 side by side read faster than 4) and many rows run near the peak. */
+ * rows, and the next weight rows are prefetched meanwhile, so many rows run near the peak. A single
+ * row takes large matrices in another way (see STREAM), in which they come at memory speed. */
 #include "bf16_ops.h"
 
 /* The f32 kernel of this folder. */
