@@ -94,7 +94,7 @@ static void use_stack(void *arg, size_t i, size_t n)
     volatile char big[K3I_CALL_STACK];
     for (size_t at = 0; at < sizeof big; at += 1024)
         big[at] = (char)i;
-    *(volatile char *)arg = big[1024 * i];
+    ((volatile char *)arg)[i] = big[1024 * i];
 }
 
 /* Whatever threads get by default here, those of a team have room for a kernel. */
@@ -103,13 +103,15 @@ static void team_has_its_own_stack(void **state)
     (void)state;
     pthread_attr_t small, old;
     k3i_team *t;
-    char out;
+    char out[3];
     assert_int_equal(pthread_getattr_default_np(&old), 0);
     assert_int_equal(pthread_attr_init(&small), 0);
     assert_int_equal(pthread_attr_setstacksize(&small, 128 << 10), 0); /* musl's */
     assert_int_equal(pthread_setattr_default_np(&small), 0);
     assert_int_equal(k3i_team_new(3, NULL, 0, &t, NULL), K3_OK);
-    k3i_team_run(t, use_stack, &out);
+    k3i_team_run(t, use_stack, out);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(out[i], i);
     k3i_team_free(t);
     assert_int_equal(pthread_setattr_default_np(&old), 0);
     pthread_attr_destroy(&small);
