@@ -71,14 +71,19 @@ def main():
     a.add_argument("--least", type=int, default=1, help="questions per task at least")
     a.add_argument("--most", type=int, default=10000, help="questions per task at most")
     a.add_argument("--only", default="")
+    a.add_argument("--like", help="a results file: its tasks, as many questions of each")
     args = a.parse_args()
     start, server, data = time.time(), Server(args.url), Data(args.data, 0)
+    like = json.load(open(args.like))["tasks"] if args.like else None
     out = json.load(open(args.out)) if os.path.exists(args.out) else {"tasks": {}, "total": [0, 0]}
     with ThreadPoolExecutor(24) as pool:
         for name, (qs, judge, goal) in Suite(data).all(1.0).items():
-            if name in out["tasks"] or not any(o in name for o in args.only.split(";")):
+            if name in out["tasks"] or not any(o in name for o in args.only.split(";")) or \
+                    like is not None and name not in like:
                 continue
             n = min(len(qs), args.most, max(args.least, int(len(qs) * args.fraction)))
+            if like is not None:
+                n = like[name]["n"]
             step = len(qs) // n
             qs = qs[::step][:n]
             new = 96 if judge is None else max(len(q.answer) for q in qs) + 8
