@@ -87,7 +87,7 @@ static k3_status map_large(int fd, const char *path, size_t bytes, k3i_map *ret,
     return K3_OK;
 }
 
-k3_status k3i_map_open(const char *path, k3i_map *ret, k3i_err *err)
+k3_status k3i_map_open(const char *path, size_t read_max, k3i_map *ret, k3i_err *err)
 {
     int fd;
     size_t bytes;
@@ -97,7 +97,7 @@ k3_status k3i_map_open(const char *path, k3i_map *ret, k3i_err *err)
     if (bytes == 0) {
         *ret = (k3i_map){0};
     } else {
-        st = (bytes <= K3I_MAP_READ ? read_small : map_large)(fd, path, bytes, ret, err);
+        st = (bytes <= read_max ? read_small : map_large)(fd, path, bytes, ret, err);
     }
     close(fd);
     return st;

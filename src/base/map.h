@@ -10,13 +10,10 @@ typedef struct {
     char *copy; /* owned: what a small file was read into; or NULL: mapped, and page-aligned */
 } k3i_map;
 
-/* Files of at most so many bytes are read, not mapped: memory in large pages, which files seldom
- * have, is worth more to them than sharing it between processes. */
-#define K3I_MAP_READ ((size_t)32 << 20)
-
-/* Maps a regular file, shared between processes, or reads it if it is small. Errors: K3_E_IO naming
- * the path, K3_E_NOMEM. */
-k3_status k3i_map_open(const char *path, k3i_map *ret, k3i_err *err);
+/* Maps a regular file, shared between processes, or reads it if it has at most read_max bytes:
+ * memory in large pages, which files seldom have, is worth more to a small file than sharing it.
+ * Errors: K3_E_IO naming the path, K3_E_NOMEM. */
+k3_status k3i_map_open(const char *path, size_t read_max, k3i_map *ret, k3i_err *err);
 /* Moves a file that was read so that its byte `at` <= bytes begins a cache line. */
 void k3i_map_align(k3i_map *map, size_t at);
 void k3i_map_close(k3i_map *map);

@@ -14,6 +14,9 @@
 #define INDEX_NAME "model.safetensors.index.json"
 #define SUFFIX ".safetensors"
 #define MAX_PATH 4096
+/* So many bytes of a checkpoint's files are read rather than mapped, in the order of their names:
+ * all of a bundled model, next to nothing of a large one. */
+#define READ_BYTES ((size_t)64 << 20)
 
 /* Names of files; strings are owned, or belong to a JSON document if not. */
 typedef struct {
@@ -107,6 +110,17 @@ static void align_data(k3i_map *map)
         k3i_map_align(map, sizeof header + (size_t)header);
 }
 
+/* Maps or reads `path`; read_left: bytes that may still be read. */
+static k3_status open_file(const char *path, size_t *read_left, k3i_map *map, k3i_err *err)
+{
+    k3_status st = k3i_map_open(path, *read_left, map, err);
+    if (st == K3_OK && map->copy != NULL) {
+        *read_left -= map->bytes;
+        align_data(map);
+    }
+    return st;
+}
+
 static k3_status open_files(const char *dir, file_list *list, k3i_ckpt **ret, k3i_err *err)
 {
     k3i_ckpt *ck;
@@ -114,6 +128,7 @@ static k3_status open_files(const char *dir, file_list *list, k3i_ckpt **ret, k3
     k3_status st = k3i_ckpt_new(dir, list->n, &ck, err);
     if (st != K3_OK)
         return st;
+    size_t read_left = READ_BYTES;
     for (size_t i = 0; i < list->n && st == K3_OK; i++) {
         k3i_ckpt_source *f = &ck->files[i];
         char path[MAX_PATH];
@@ -122,9 +137,7 @@ static k3_status open_files(const char *dir, file_list *list, k3i_ckpt **ret, k3
         if (f->name == NULL)
             st = k3i_fail(err, K3_E_NOMEM, "%s: no memory", path);
         if (st == K3_OK)
-            st = k3i_map_open(path, &f->map, err);
-        if (st == K3_OK)
-            align_data(&f->map);
+            st = open_file(path, &read_left, &f->map, err);
         if (st == K3_OK)
             st = k3i_ckpt_add_file(ck, (uint32_t)i, f->map.data, f->map.bytes, err);
     }

@@ -192,20 +192,44 @@ static void missing_files_are_named(void **state)
     (void)state;
     k3i_err err;
     k3i_map map;
-    assert_int_equal(k3i_map_open("/nonexistent/x.safetensors", &map, &err), K3_E_IO);
+    assert_int_equal(k3i_map_open("/nonexistent/x.safetensors", 0, &map, &err), K3_E_IO);
     assert_string_equal(err.text, "/nonexistent: no such folder");
-    assert_int_equal(k3i_map_open("/proc/self/exe/x.safetensors", &map, &err), K3_E_IO);
+    assert_int_equal(k3i_map_open("/proc/self/exe/x.safetensors", 0, &map, &err), K3_E_IO);
     assert_string_equal(err.text, "/proc/self/exe: not a folder");
-    assert_int_equal(k3i_map_open("/proc/self/x.safetensors", &map, &err), K3_E_IO);
+    assert_int_equal(k3i_map_open("/proc/self/x.safetensors", 0, &map, &err), K3_E_IO);
     assert_string_equal(err.text, "/proc/self/x.safetensors: no such file");
-    assert_int_equal(k3i_map_open("x.safetensors", &map, &err), K3_E_IO);
+    assert_int_equal(k3i_map_open("x.safetensors", 0, &map, &err), K3_E_IO);
     assert_string_equal(err.text, "x.safetensors: no such file");
-    assert_int_equal(k3i_map_open("/tmp", &map, &err), K3_E_IO);
+    assert_int_equal(k3i_map_open("/tmp", 0, &map, &err), K3_E_IO);
     char *text;
     size_t bytes;
     assert_int_equal(k3i_read_file("/proc/self/exe", 10, &text, &bytes, &err), K3_E_LIMIT);
     assert_int_equal(k3i_err_prefix(&err, "model '%s'", "m"), K3_E_LIMIT);
     assert_int_equal(strncmp(err.text, "model 'm': /proc", 16), 0);
+}
+
+/* A file that is small enough is read, and its data can be put on a cache line; a larger one is
+ * mapped. */
+static void small_files_are_read(void **state)
+{
+    (void)state;
+    k3i_err err;
+    k3i_map mapped, copied;
+    assert_int_equal(k3i_map_open("/proc/self/exe", 0, &mapped, &err), K3_OK);
+    assert_null(mapped.copy);
+    assert_int_equal(k3i_map_open("/proc/self/exe", mapped.bytes - 1, &copied, &err), K3_OK);
+    assert_null(copied.copy);
+    k3i_map_close(&copied);
+    assert_int_equal(k3i_map_open("/proc/self/exe", mapped.bytes, &copied, &err), K3_OK);
+    assert_non_null(copied.copy);
+    for (size_t at = 0; at < 130; at += 43) {
+        k3i_map_align(&copied, at);
+        assert_int_equal((uintptr_t)(copied.data + at) % K3I_ALIGN, 0);
+        assert_int_equal(copied.bytes, mapped.bytes);
+        assert_memory_equal(copied.data, mapped.data, mapped.bytes);
+    }
+    k3i_map_close(&copied);
+    k3i_map_close(&mapped);
 }
 
 int main(void)
@@ -219,6 +243,7 @@ int main(void)
         cmocka_unit_test(team_covers_all_items_once),
         cmocka_unit_test(team_deals_items_to_who_comes),
         cmocka_unit_test(missing_files_are_named),
+        cmocka_unit_test(small_files_are_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
