@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs everything that building, running and testing k3 needs on Debian 12 or later. Run as root, or with sudo
-# at hand. Installed packages are left alone, so a second run takes a second.
+# at hand. Installed packages are left alone, so a second run takes a second. With the word `page`, also Chromium, which
+# the test of the server's page runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,6 +16,7 @@ packages=(
     scdoc pmccabe                                         # man pages, length of functions
     python3 python3-numpy python3-pil python3-venv        # checkpoint maker, black-box tests
 )
+[ "${1:-}" != page ] || packages+=(chromium)
 sudo=""
 [ "$(id -u)" = 0 ] || sudo="sudo"
 export DEBIAN_FRONTEND=noninteractive

@@ -46,6 +46,8 @@ stage() {
     echo "   $ok passed, $bad failed, $skipped not run, $((SECONDS - t0)) s"
 }
 
+tools/setup.sh page || echo "setup: no Chromium here, the page will not be tested"
+
 export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
 
 stage release
