@@ -64,10 +64,12 @@ INLINE void few_square(const attn_pair_seg *g, size_t mr, const int32_t *qt,
     v_transpose(square);
     UNROLL
     for (size_t t = 0; t < VW; t++) {
-        UNROLL
-        for (size_t r = 0; r < mr && t < n; r++)
-            acc[r] = dot_pairs(_mm512_set1_epi32(qt[(t0 + t) * FEW + r]),
-                               _mm512_castps_si512(square[t]), acc[r]);
+        if (t < n) { /* no break: clang would not unroll */
+            UNROLL
+            for (size_t r = 0; r < mr; r++)
+                acc[r] = dot_pairs(_mm512_set1_epi32(qt[(t0 + t) * FEW + r]),
+                                   _mm512_castps_si512(square[t]), acc[r]);
+        }
     }
 }
 
