@@ -14,8 +14,9 @@
  * failure outputs are untouched and k3_last_error() has a sentence naming the cause. Integers are
  * fixed-width; counts, ids and positions are int32_t. Arrays are owned by the caller, C-contiguous,
  * and not kept after return (except log and collective callbacks). Structs begin with their size, set
- * by the caller to sizeof. One thread at a time may call into one engine, with 256 KiB of stack
- * left; several engines may exist in a process. Nothing is printed, the environment is not read, and no input ends the process. */
+ * by the caller to sizeof. One thread at a time may call into one engine, with 256 KiB of stack left;
+ * several engines may exist in a process. Nothing is printed, the environment is not read, and no input
+ * ends the process. */
 #ifndef K3_K3_H
 #define K3_K3_H
 

@@ -376,12 +376,12 @@ static k3_status end_header(k3i_parser *p, bool has_sep, k3i_err *err)
     return body_bytes(p, (const uint8_t *)p->header.data + at, p->header.n - at, err);
 }
 
-static size_t header_limit(const k3i_parser *p)
+/* Whether the header, as far as it is there, opens a call or an argument. */
+static bool has_name(const k3i_parser *p)
 {
     size_t at = 0;
     tag t = read_tag(p->header.data, p->header.n, &at);
-    return p->mode == OPENING && (t == T_CALL || t == T_ARGUMENT) ? HEADER_MAX_WITH_NAME
-                                                                  : HEADER_MAX;
+    return p->mode == OPENING && (t == T_CALL || t == T_ARGUMENT);
 }
 
 static k3_status push_marker(k3i_parser *p, int32_t id, k3i_err *err)
@@ -419,7 +419,9 @@ k3_status k3i_parser_push(k3i_parser *p, int32_t id, k3i_err *err)
         return body_bytes(p, bytes, n, err);
     }
     k3_status st = k3i_buf_add(&p->header, bytes, n, err);
-    return st == K3_OK && p->header.n > header_limit(p) ? end_header(p, false, err) : st;
+    return st == K3_OK && p->header.n > (has_name(p) ? HEADER_MAX_WITH_NAME : HEADER_MAX)
+               ? end_header(p, false, err)
+               : st;
 }
 
 k3_status k3i_parser_finish(k3i_parser *p, k3i_err *err)
@@ -429,7 +431,7 @@ k3_status k3i_parser_finish(k3i_parser *p, k3i_err *err)
         return K3_OK;
     /* Half the header of a call or an argument tells no name, or half of one: no call begins with
      * it. */
-    if (p->mode != BODY && header_limit(p) == HEADER_MAX)
+    if (p->mode != BODY && !has_name(p))
         st = end_header(p, false, err);
     if (st == K3_OK)
         st = flush_character(p, err);

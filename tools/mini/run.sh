@@ -1,7 +1,6 @@
 #!/bin/sh
 # run.sh DATA_DIR WORK_DIR [PHASE...]: makes the bundled model on one GPU of the H200 class.
-# Without a phase all but `polish` in order, about twenty-five minutes; none takes more than ten. `polish` is
-# optional and comes between target and draft.
+# Without a phase all of them in order, about twenty-five minutes; none takes more than ten.
 set -e
 here=$(dirname "$0")
 data=$1 work=$2
@@ -11,7 +10,6 @@ for phase in ${@:-target draft evaluate golden}; do
     echo "== $phase"
     case $phase in
     target) python3 "$here/train.py" "$data" "$work" --seconds 565 ;;
-    polish) python3 "$here/polish.py" "$data" "$work" ;;
     draft)      # twice: what the first run compiles, the second finds in the cache
         python3 "$here/draft.py" "$data" "$work" --seconds 240
         rm -rf "$work/draft-1"

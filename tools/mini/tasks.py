@@ -190,14 +190,13 @@ def items_of(r, kind, n):
     return mixed
 
 
-def sort(r, close=0.0, kinds=("words", "words", "numbers", "numbers", "mixed"), least=2, down=0.4):
-    """close: the share of lists that are hard to order; kinds, least and down: what is drawn, the fewest
-    items, the share of numbers from largest to smallest; all four only for training."""
-    kind = r.choice(kinds)
-    n = r.randrange(least, 8)
+def sort(r, close=0.0):
+    """close: the share of lists that are hard to order; only for training."""
+    kind = r.choice(["words", "words", "numbers", "numbers", "mixed"])
+    n = r.randrange(2, 8)
     near = kind != "mixed" and close and r.random() < close
     items = close_items(r, kind, n) if near else items_of(r, kind, n)
-    if kind == "numbers" and r.random() < down:
+    if kind == "numbers" and r.random() < 0.4:
         ask = r.choice(["Sort from largest to smallest: {}", "Sort these numbers, largest first: {}"])
         out, note = sorted(items, key=int, reverse=True), f"{n} numbers, largest first."
     elif kind == "numbers":
@@ -212,11 +211,6 @@ def sort(r, close=0.0, kinds=("words", "words", "numbers", "numbers", "mixed"), 
             sorted(i for i in items if not i.isdigit())
         note = f"{n} items, numbers first, then words."
     return Turn(ask.format(", ".join(items)), note, ", ".join(out), crux=((", ".join(out), "list"),))
-
-
-def hard_sort(r):
-    """The lists that a trained model still gets wrong: mostly numbers, largest first, four items and more."""
-    return sort(r, 0.25, ("words", "numbers", "numbers", "numbers", "mixed"), r.choice((2, 4, 5)), 0.6)
 
 
 def reverse(r):

@@ -7,7 +7,7 @@ its full decay. WORK_DIR receives the exported model (target/), the state for an
 and the log (train.json). On a GPU one CUDA graph per row length holds forward, backward and
 optimiser; on a CPU (--device cpu) the same code runs eagerly, for tests.
 """
-import argparse, json, os, random, re, time
+import argparse, json, os, random, time
 import numpy as np
 import torch
 import export, model, optim
@@ -26,23 +26,20 @@ def length_of(seed):
 
 
 class Trainer:
-    def __init__(self, device, masters=None, seed=0, compile=True, frozen=None, low=None):
-        """frozen: pattern of the names that are not trained; low: type of the matrices."""
+    def __init__(self, device, masters=None, seed=0):
         torch.manual_seed(seed)
         self.device = device
-        self.spec = {n: (shape, "none" if frozen and re.search(frozen, n) else kind, init)
-                     for n, (shape, kind, init) in model.spec().items()}
+        self.spec = model.spec()
         cuda = device == "cuda"
-        compile = compile and cuda
         if masters is None:
             masters = {n: (init.clone() if torch.is_tensor(init) else torch.randn(shape) * init)
                        for n, (shape, _, init) in self.spec.items()}
-        low = low or (torch.bfloat16 if cuda else torch.float32)
+        low = torch.bfloat16 if cuda else torch.float32
         self.leaves = {}
         for n in self.spec:
             dt = torch.float32 if model.is_f32(n) or n.startswith("aux.") else low
             self.leaves[n] = masters[n].to(device, dt).requires_grad_(self.spec[n][1] != "none")
-        compiled = (lambda f: torch.compile(f, dynamic=False)) if compile else (lambda f: f)
+        compiled = (lambda f: torch.compile(f, dynamic=False)) if cuda else (lambda f: f)
         self.opt = optim.Optimizer(self.spec, {n: m.to(device) for n, m in masters.items()}, self.leaves,
                                    compile=compiled)
         self.opt.write()
