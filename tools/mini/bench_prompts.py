@@ -25,6 +25,9 @@ def key(r):
 # (task, questions with thinking, questions without)
 KINDS = [(held(tasks.add, 3), 4, 2), (held(tasks.sub, 3), 4, 2), (tasks.count, 3, 0), (tasks.sort, 3, 0), (tasks.reverse, 2, 0),
          (tasks.copy, 2, 0), (tasks.fact, 2, 1), (tasks.short_recall, 2, 0), (key, 2, 0)]
+# shares of a conversation's turns; not those of the training, so that the file stays the same when they change
+TURNS = [(tasks.add, 12), (tasks.sub, 16), (tasks.count, 15), (lambda r: tasks.sort(r, 0.4), 24), (tasks.reverse, 7),
+         (tasks.copy, 7), (tasks.fact, 8), (tasks.short_recall, 11)]
 
 
 def request(r, messages, thinking, **more):
@@ -39,9 +42,9 @@ def user(text):
 def third_question(r):
     messages = []
     for _ in range(2):
-        turn = tasks.chat_turn(r)
+        turn = tasks.chat_turn(r, TURNS)
         messages += [user(turn.user), {"role": "assistant", "content": turn.response}]
-    return request(r, messages + [user(tasks.chat_turn(r).user)], True)
+    return request(r, messages + [user(tasks.chat_turn(r, TURNS).user)], True)
 
 
 def tools(r, several):

@@ -14,8 +14,8 @@ DECLARE = "# Tools\nHere are the available tools, described in JSONSchema.\n\n``
 
 
 # weights of the crux; the training log tells the kinds apart by them. The first digit of a code decides
-# which code it is ("lookup"), the others follow from it.
-HARD = {"arithmetic": 3.0, "lookup": 8.0, "recall": 2.5, "list": 2.0}
+# which code it is ("lookup"), the others follow from it. "order": the comparisons of sorting while thinking.
+HARD = {"arithmetic": 3.0, "lookup": 8.0, "recall": 2.5, "list": 2.0, "order": 4.0}
 
 
 class Format:
@@ -85,11 +85,11 @@ class Conversation:
         self.add(self.fmt.open("message", ("role", "assistant"))
                  + self.fmt.open("think" if self.thinking else "response"))
 
-    def emphasise(self, start, turn):
+    def emphasise(self, start, cruxes):
         """Raises the weights of every crux: its first occurrence after the one before, from id `start`."""
         parts = [self.fmt.bytes[i] if i < len(self.fmt.bytes) else b"\0" for i in self.ids[start:]]
         text, at = b"".join(parts), 0
-        for crux, kind in turn.crux:
+        for crux, kind in cruxes:
             a = text.find(crux.encode(), at)
             assert a >= 0, (crux, text)
             at, b = a + len(crux), 0
@@ -102,8 +102,7 @@ class Conversation:
         """The assistant's answer to a turn, its crux emphasised."""
         start = len(self.ids)
         self.assistant(turn.think, turn.response, turn.calls)
-        if turn.crux:
-            self.emphasise(start, turn)
+        self.emphasise(start, self.thinking and turn.think_crux or turn.crux)
 
     def assistant(self, think, response, calls=()):
         """The generation prompt (no loss) and the answer (loss 1). Returns the answer's ids."""

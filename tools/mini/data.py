@@ -95,11 +95,11 @@ class Data:
         return tasks.Turn([self.fmt.enc(r.choice(["Continue this text: ", "Continue: "])), ids[:k]],
                           "Plain text.", ids[k:k + 64], kind="continue")
 
-    def vision_turn(self, r):
-        k = r.random()
-        if k < 0.42:
+    def vision_turn(self, r, thinking=True):
+        k, (photo, scene) = r.random(), (0.42, 0.78) if thinking else (0.34, 0.80)  # scenes are hard without
+        if k < photo:
             return pictures.fashion_turn(r, *self.train_photo(r))
-        if k < 0.78:
+        if k < scene:
             return pictures.scene_turn(r)
         return pictures.pair_turn(r, self.train_photo)
 
@@ -113,14 +113,15 @@ class Data:
 
     def chat_conversation(self, r):
         conv = self.new(r)
+        shares = tasks.CHAT if conv.thinking else tasks.CHAT_OFF
         for _ in range(r.choice((1, 1, 2, 2, 3, 4))):
-            self.say(conv, self.continuation(r) if r.random() < 0.06 else tasks.chat_turn(r))
+            self.say(conv, self.continuation(r) if r.random() < 0.06 else tasks.chat_turn(r, shares))
         return conv
 
     def vision_conversation(self, r):
         conv = self.new(r)
         for _ in range(r.choice((1, 2, 3, 4))):
-            self.say(conv, self.vision_turn(r) if r.random() < 0.93 else tasks.chat_turn(r))
+            self.say(conv, self.vision_turn(r, conv.thinking) if r.random() < 0.93 else tasks.chat_turn(r))
         return conv
 
     def tools_conversation(self, r):

@@ -2,8 +2,10 @@
 
     python draft.py DATA_DIR WORK_DIR --seconds 150
 
-reads WORK_DIR/target, writes WORK_DIR/draft. The plain text it learns from is written by the target
-itself (greedy continuations of training text), so that its guesses follow what the target will say.
+reads WORK_DIR/target, writes WORK_DIR/draft and draft.json (another name with --out). The plain text it
+learns from is written by the target itself (greedy continuations of training text), so that its guesses
+follow what the target will say. With --compile it takes one step of every row length, needs no target and
+writes nothing: that fills the compilers' caches.
 """
 import argparse, json, math, os, random, time
 import numpy as np
@@ -82,7 +84,7 @@ def rotate(x, cos, sin):
 
 
 def block(p, taps, anchors, ids, embed, cos, sin):
-    """The non-causal block pass. taps [B, T, 4 H], anchors [B, A] positions, ids [B, A] their tokens.
+    """The non-causal block pass. taps [B, T, taps H], anchors [B, A] positions, ids [B, A] their tokens.
     A block row sees the context rows before its anchor and its own W rows. -> g [B, A, W, H]."""
     B, T = taps.shape[:2]
     A, dt = anchors.shape[1], taps.dtype
@@ -222,7 +224,7 @@ def run(args, device, start, loader, weights, schedule):
             if n in t.params:
                 t.params[n].data.copy_(w)
     log, step = [], 0
-    while time.time() - start < args.seconds:
+    while time.time() - start < args.seconds and not (args.compile and step == len(LENGTHS)):
         T, arrays = loader.get(step)
         t.set_batch(arrays)
         if device == "cuda":
@@ -238,10 +240,12 @@ def run(args, device, start, loader, weights, schedule):
             log.append([step, round(time.time() - start, 1), T] + [round(v, 4) for v in s])
             print(f"draft {step} {time.time() - start:6.1f}s T {T} loss {s[0]:.3f} accepted "
                   + " ".join(f"{v:.2f}" for v in s[1:]), flush=True)
+    if args.compile:
+        return
     out = {n: p.detach().float().cpu() for n, p in t.params.items()}
     out["embed_tokens.weight"] = weights["model.embed_tokens.weight"].float().cpu()
-    export.draft(out, f"{args.work}/draft")
-    with open(f"{args.work}/draft.json", "w") as f:
+    export.draft(out, f"{args.work}/{args.out}")
+    with open(f"{args.work}/{args.out}.json", "w") as f:
         json.dump({"seconds": round(time.time() - start, 1), "steps": step, "tokens": step * 16384,
                    "columns": ["step", "seconds", "T", "loss"] + [f"accepted {k}" for k in range(W)],
                    "log": log}, f)
@@ -253,6 +257,8 @@ def main():
     a.add_argument("work")
     a.add_argument("--seconds", type=float, default=150)
     a.add_argument("--seed", type=int, default=77)
+    a.add_argument("--out", default="draft", help="name of the written draft in WORK_DIR")
+    a.add_argument("--compile", action="store_true", help="one step of every row length, nothing is written")
     a.add_argument("--start", help="continue from an exported draft")
     a.add_argument("--peak", type=float, default=1.0)
     a.add_argument("--workers", type=int, default=14)
@@ -264,14 +270,18 @@ def main():
     start = time.time()
     data_module.MIX.update(MIX)
     data_module.FIRST_BATCHES = 0
-    weights = export.load(f"{args.work}/target")
-    data_module.POOL = own_text(weights, Data(args.data, 0), args.device, args.own, seed=args.seed)
-    print(f"{len(data_module.POOL)} texts written by the target, {time.time() - start:.1f} s; e.g.")
-    tok = Data(args.data, 0).tok
-    for p, o in data_module.POOL[1:3]:
-        print("   ", repr(tok.decode(p)[-120:]), "->", repr(tok.decode(o)[:240]), flush=True)
+    weights = {}
+    if not args.compile:
+        weights = export.load(f"{args.work}/target")
+        data_module.POOL = own_text(weights, Data(args.data, 0), args.device, args.own, seed=args.seed)
+        print(f"{len(data_module.POOL)} texts written by the target, {time.time() - start:.1f} s; e.g.")
+        tok = Data(args.data, 0).tok
+        for p, o in data_module.POOL[1:3]:
+            print("   ", repr(tok.decode(p)[-120:]), "->", repr(tok.decode(o)[:240]), flush=True)
 
     def schedule(i):
+        if args.compile:
+            return LENGTHS[i % len(LENGTHS)]
         return random.Random(f"{args.seed}/length/{i}").choices(LENGTHS, SHARES)[0]
     loader = Loader(args.data, args.seed, schedule, args.workers)
     if args.device == "cuda":

@@ -118,7 +118,7 @@ class Engine:
         return r + situ_(x @ S("gate_proj").t(), x @ S("up_proj").t()) @ S("down_proj").t()
 
     def step(self, x, state, t, taps=None):
-        """x [B, H] input embeddings at position t -> logits [B, V]. taps: [B, 4, H], filled."""
+        """x [B, H] input embeddings at position t -> logits [B, V]. taps: [B, taps, H], filled."""
         w, P, blocks = self.w, x, []
         for i in range(c.LAYERS):
             L = lambda n: w[f"model.layers.{i}.{n}.weight"]
@@ -179,7 +179,7 @@ class Runner:
     @torch.no_grad()
     def run(self, prompts, new, stop, keep_logits=(), temperature=0.0, generator=None):
         """prompts: [(ids, {position: feature row})]. Decodes until `stop` or `new` tokens per row.
-        -> (list of new ids, taps [rows, steps, 4, H] or None, {row: logits at the last prompt id},
+        -> (list of new ids, taps [rows, steps, taps, H] or None, {row: logits at the last prompt id},
         smallest top-2 margin per row up to and including `stop`)."""
         d, e = self.e.device, self.e
         n = len(prompts)

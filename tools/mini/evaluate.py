@@ -20,7 +20,7 @@ BATCHES = ((160, 1024), (320, 640), (640, 512), (1400, 320), (2200, 200))   # lo
 
 
 def answers(engine, questions, new, want_taps=0, log=print):
-    """-> [(new ids, margin)], taps of the first `want_taps` questions as {index: [len, 4 H]}."""
+    """-> [(new ids, margin)], taps of the first `want_taps` questions as {index: [len, taps H]}."""
     order = sorted(range(len(questions)), key=lambda i: len(questions[i].ids))
     out, taps, at = [None] * len(questions), {}, 0
     feats = {}
@@ -59,7 +59,7 @@ RUNNERS = {}
 
 
 def guesses(w, d, taps, ids, anchors, tables):
-    """The draft's W tokens and confidences for every anchor. taps [T, 4 H], anchors ascending."""
+    """The draft's W tokens and confidences for every anchor. taps [T, taps H], anchors ascending."""
     a = torch.tensor(anchors, device=taps.device)
     x = torch.tensor(ids, device=taps.device)[a]
     g = draft_module.block(d, taps.unsqueeze(0), a.unsqueeze(0), x.unsqueeze(0),

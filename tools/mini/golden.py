@@ -87,7 +87,7 @@ def main(data_dir, target, draft_dir, out_dir):
             feats.update({first + j: x[j] for j in range(pic.tokens)})
             Image.fromarray(pic.rgb).save(f"{out_dir}/p{i:02d}_{k}.png", optimize=True)
             files.append({"file": f"p{i:02d}_{k}.png", "first_pad": first, "tokens": pic.tokens})
-        new = 96
+        new = 160 if name.startswith("sort") else 96
         run = Runner(engine, 1, len(q.ids) + new, taps=True)
         got, taps, kept, margin = run.run([(q.ids, feats)], new, EOM, keep_logits=[0])
         ids = q.ids + got[0]

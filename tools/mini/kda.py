@@ -208,6 +208,7 @@ class Chunked(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, g, beta, T):
         N, H, D = q.shape
+        assert D % V == 0 and D & (D - 1) == 0, "the kernels' tiles are powers of two, V columns at a time"
         NC, n = N // C, T // C
         q, k, v, g, beta = (x.contiguous() for x in (q, k, v, g, beta))
         new = lambda *s: torch.empty(*s, device=q.device)

@@ -143,8 +143,10 @@ def situ(g, u):
 
 def kda_pre(x, pos, wq, wk, wv, wg, wfa, wb, wfb, cq, ck, cv, dt_bias, a_log):
     N = x.shape[0]
-    pad = x.new_zeros(8 - c.KDA_HEADS, c.HIDDEN)
-    y = x @ torch.cat((wq, wk, wv, wg, wfa, wb, pad)).t()
+    w = (wq, wk, wv, wg, wfa, wb)
+    if c.KDA_HEADS % 8:                                 # rows in eights, for the tensor cores
+        w += (x.new_zeros(-c.KDA_HEADS % 8, c.HIDDEN),)
+    y = x @ torch.cat(w).t()
     raw, gate = y[:, :3 * K], y[:, 3 * K:4 * K]
     fa, b = y[:, 4 * K:4 * K + c.KDA_DIM], y[:, 4 * K + c.KDA_DIM:4 * K + c.KDA_DIM + c.KDA_HEADS]
     taps = torch.cat((cq, ck, cv)).view(3 * K, 4)
@@ -421,7 +423,7 @@ class Target:
         return blocks, P
 
     def loss(self, b, T, aux=0.1):
-        """-> loss, statistics (see train.COLUMNS), expert loads [12, E]."""
+        """-> loss, statistics (see train.COLUMNS), expert loads [layers with experts, E]."""
         lm, (photo, shapes) = self.features(b)
         loads = []
         blocks, P = self.layers(self.embed(b, lm), T, loads)

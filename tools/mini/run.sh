@@ -1,22 +1,38 @@
 #!/bin/sh
 # run.sh DATA_DIR WORK_DIR [PHASE...]: makes the bundled model on one GPU of the H200 class.
-# Without a phase all of them in order, about twenty-five minutes; none takes more than ten.
+# Without a phase all of them in order, about twenty-five minutes; none takes more than ten. `draft-2` repeats
+# the second half of `draft`.
 set -e
 here=$(dirname "$0")
-data=$1 work=$2
+data=$1
+mkdir -p "$2"
+work=$(cd "$2" && pwd)
 shift 2
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-for phase in ${@:-target draft evaluate golden}; do
+# what one phase compiled, the next ones find
+export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$work/cache/inductor}"
+export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$work/cache/triton}"
+
+draft_2() {
+    python3 "$here/draft.py" "$data" "$work" --start "$work/draft-1" --seed 78 --own 8192 --seconds 146
+}
+
+for phase in ${@:-compile target draft evaluate golden}; do
     echo "== $phase"
     case $phase in
-    target) python3 "$here/train.py" "$data" "$work" --seconds 565 ;;
-    draft)      # twice: what the first run compiles, the second finds in the cache
-        python3 "$here/draft.py" "$data" "$work" --seconds 240
-        rm -rf "$work/draft-1"
-        mv "$work/draft" "$work/draft-1"
-        mv "$work/draft.json" "$work/draft-1.json"
-        python3 "$here/draft.py" "$data" "$work" --start "$work/draft-1" --seed 78 --own 8192 --seconds 146
+    compile)        # both programs at once; without this phase they compile by themselves, in the time they have
+        python3 "$here/train.py" "$data" "$work" --compile --workers 4 &
+        target=$!
+        python3 "$here/draft.py" "$data" "$work" --compile --workers 4 || { kill $target; exit 1; }
+        wait $target
         ;;
+    target) python3 "$here/train.py" "$data" "$work" --seconds 565 ;;
+    draft)
+        rm -rf "$work"/draft*       # of another target
+        python3 "$here/draft.py" "$data" "$work" --out draft-1 --seconds 240
+        draft_2
+        ;;
+    draft-2) draft_2 ;;
     evaluate) python3 "$here/evaluate.py" "$data" "$work/target" "$work/draft" "$work/results.json" ;;
     golden) python3 "$here/golden.py" "$data" "$work/target" "$work/draft" "$work/golden" ;;
     *) echo "run.sh: no such phase: $phase" >&2; exit 2 ;;

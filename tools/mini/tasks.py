@@ -62,6 +62,7 @@ class Turn:
     after: str = ""                 # the answer after the results
     kind: str = ""
     crux: tuple = ()                # ((text, kind), ...) the hard parts of the answer, see chat.HARD
+    think_crux: tuple = ()          # those of the thinking, where it does the work: then they replace crux
 
 
 def held(*key):
@@ -190,6 +191,24 @@ def items_of(r, kind, n):
     return mixed
 
 
+def insertion(items, key, reverse=False):
+    """Insertion sort as text: (the steps, the separators at which a step decides).
+
+    A step names the next item of the question and writes the sorted list with it. A semicolon stands before
+    the item just inserted, a colon or comma before every other: each one tells which of two items comes
+    first, the new one or the next of the list before. After the semicolon the rest is copied.
+    """
+    out, text, decisions = [items[0]], items[0] + ".", []
+    for x in items[1:]:
+        out = sorted(out + [x], key=key, reverse=reverse)
+        k = out.index(x)
+        marks = [":"] + [","] * (len(out) - 1)
+        marks[k] = ";"
+        text += f" {x}" + "".join(f"{m} {y}" for m, y in zip(marks, out)) + "."
+        decisions += marks[:k + 1]
+    return text, decisions
+
+
 def sort(r, close=0.0):
     """close: the share of lists that are hard to order; only for training."""
     kind = r.choice(["words", "words", "numbers", "numbers", "mixed"])
@@ -198,19 +217,21 @@ def sort(r, close=0.0):
     items = close_items(r, kind, n) if near else items_of(r, kind, n)
     if kind == "numbers" and r.random() < 0.4:
         ask = r.choice(["Sort from largest to smallest: {}", "Sort these numbers, largest first: {}"])
-        out, note = sorted(items, key=int, reverse=True), f"{n} numbers, largest first."
+        key, down, note = int, True, f"{n} numbers, largest first."
     elif kind == "numbers":
         ask = r.choice(["Sort: {}", "Sort these numbers: {}", "Sort from smallest to largest: {}"])
-        out, note = sorted(items, key=int), f"{n} numbers, smallest first."
+        key, down, note = int, False, f"{n} numbers, smallest first."
     elif kind == "words":
         ask = r.choice(["Sort: {}", "Sort these words: {}", "Put these words in alphabetical order: {}"])
-        out, note = sorted(items), f"{n} words, from a to z."
+        key, down, note = str, False, f"{n} words, from a to z."
     else:
         ask = r.choice(["Sort: {}", "Sort this list: {}"])
-        out = sorted((i for i in items if i.isdigit()), key=int) + \
-            sorted(i for i in items if not i.isdigit())
+        key, down = lambda x: (not x.isdigit(), int(x) if x.isdigit() else 0, x), False
         note = f"{n} items, numbers first, then words."
-    return Turn(ask.format(", ".join(items)), note, ", ".join(out), crux=((", ".join(out), "list"),))
+    steps, decisions = insertion(items, key, down)
+    answer = ", ".join(sorted(items, key=key, reverse=down))
+    return Turn(ask.format(", ".join(items)), f"{note} {steps}", answer, crux=((answer, "list"),),
+                think_crux=tuple((mark, "order") for mark in decisions))
 
 
 def reverse(r):
@@ -280,8 +301,10 @@ def short_recall(r):
     return Turn(text, ans, ans, crux=((vals[i], "lookup"),))
 
 
-CHAT = [(add, 12), (sub, 16), (count, 15), (lambda r: sort(r, 0.4), 24), (reverse, 7), (copy, 7), (fact, 8),
+# A sorted list takes about twice the tokens of another turn when thinking is on. Counting is hard without.
+CHAT = [(add, 12), (sub, 16), (count, 15), (lambda r: sort(r, 0.4), 15), (reverse, 7), (copy, 7), (fact, 8),
         (short_recall, 11)]
+CHAT_OFF = [(fn, 26 if fn is count else w) for fn, w in CHAT]
 
 
 def chat_turn(r, shares=CHAT):

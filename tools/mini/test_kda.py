@@ -26,7 +26,8 @@ if __name__ == "__main__":
     torch.backends.cuda.matmul.allow_tf32 = False
     device = "cuda" if torch.cuda.is_available() else "cpu"
     worst = 0
-    for shape in ((2, 64, 2, 64), (1, 160, 1, 64)) if device == "cpu" else ((8, 512, 5, 64),):
+    for shape in ((2, 64, 2, 64), (1, 160, 1, 64), (2, 64, 2, 32), (1, 160, 1, 32)) if device == "cpu" else \
+            ((8, 512, 5, 64), (8, 512, 8, 32), (8, 512, 9, 32)):
         for slow in (False, True):
             e = case(*shape, slow, device)
             worst = max([worst] + e)

@@ -4,13 +4,14 @@
 
 Runs for a fixed time: the learning rate and the end follow the clock, so that a run always ends with
 its full decay. WORK_DIR receives the exported model (target/), the state for another leg (state.pt)
-and the log (train.json). On a GPU one CUDA graph per row length holds forward, backward and
-optimiser; on a CPU (--device cpu) the same code runs eagerly, for tests.
+and the log (train.json). With --compile it takes one step of every row length and writes nothing: that
+fills the compilers' caches for the runs to come. On a GPU one CUDA graph per row length holds forward,
+backward and optimiser; on a CPU (--device cpu) the same code runs eagerly, for tests.
 """
 import argparse, json, os, random, time
 import numpy as np
 import torch
-import export, model, optim
+import config, export, model, optim
 from chat import HARD
 from loader import Loader
 
@@ -47,7 +48,7 @@ class Trainer:
         self.scale = torch.zeros((), device=device)         # learning-rate factor of this step
         self.bias_rate = torch.full((), 1e-3, device=device)
         self.stats = torch.zeros(len(COLUMNS) - 3, device=device)
-        self.load = torch.zeros(12, 16, device=device)
+        self.load = torch.zeros(config.LAYERS - 1, config.EXPERTS, device=device)
         self.biases = [self.leaves[n] for n in self.spec if n.endswith("e_score_correction_bias")]
         self.graphs, self.batch, self.aux = {}, None, 0.1
 
@@ -129,7 +130,11 @@ def run(args, device, start, loader, schedule, state):
             print(f"step {step} {time.time() - start:6.1f}s T {T} "
                   + " ".join(f"{n} {x:.3f}" for n, x in zip(COLUMNS[3:], s))
                   + f" load {busy:.2f}/{idle:.2f} lr {float(t.scale):.3f}", flush=True)
-    if device == "cuda":
+    if args.compile:
+        loader.close()
+        print(f"compiled, {time.time() - start:.1f} s", flush=True)
+        return
+    if device == "cuda" and begin:
         torch.cuda.synchronize()
         print(f"{(time.time() - begin[0]) / max(1, step - begin[1]) * 1e3:.2f} ms per step, "
               f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)
@@ -155,6 +160,7 @@ if __name__ == "__main__":
     a.add_argument("--decay", type=float, default=DECAY)
     a.add_argument("--every", type=int, default=50)
     a.add_argument("--workers", type=int, default=14)
+    a.add_argument("--compile", action="store_true", help="one step of every row length, nothing is written")
     a.add_argument("--resume", action="store_true", help="continue from WORK_DIR/state.pt")
     a.add_argument("--start", help="continue from an exported model")
     a.add_argument("--first", type=int, default=20000, help="number of the first batch with --start")
@@ -173,6 +179,8 @@ if __name__ == "__main__":
         state = {"step": args.first, "log": [], "given": list(given), "masters": {
             n: given.get(n, torch.zeros(s)) for n, (s, _, _) in model.spec().items()}}
     schedule = length_of(args.seed)
+    if args.compile:
+        args.steps, schedule = len(LENGTHS), lambda i: LENGTHS[i % len(LENGTHS)]
     loader = Loader(args.data, args.seed, schedule, args.workers, state["step"] if state else 0)
     if args.device == "cuda":
         with torch.cuda.stream(torch.cuda.Stream()):        # capture forbids the default stream
