@@ -28,7 +28,7 @@ for phase in ${@:-compile target draft evaluate golden}; do
         ;;
     target) python3 "$here/train.py" "$data" "$work" --seconds 565 ;;
     draft)
-        rm -rf "$work"/draft*       # of another target
+        rm -rf "$work/draft" "$work/draft-1" "$work/draft.json" "$work/draft-1.json"       # of another target
         python3 "$here/draft.py" "$data" "$work" --out draft-1 --seconds 240
         draft_2
         ;;
