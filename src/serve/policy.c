@@ -85,7 +85,8 @@ void k3i_policy_saw_verdict(k3i_policy *p, k3i_policy_req *r, int32_t width, int
     r->tried = DECAY * r->tried + tried;
     p->survived = DECAY * p->survived + accepted;
     p->tried = DECAY * p->tried + tried;
-    p->probe_won += p->probe_tried > 0 && accepted > 0;
+    p->lately_tried++;
+    p->lately_won += accepted > 0;
 }
 
 double k3i_policy_survival(const k3i_policy *p, const k3i_policy_req *r)
@@ -212,21 +213,21 @@ static void doubt_costs(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, i
     }
 }
 
-/* One draft for each request although drafts do not seem to pay, if the time that it may lose is
- * there. Returns the width, 0 = not now. */
+/* One draft for each request although drafts do not seem to pay. It is free if drafts have just
+ * stood, be they those of the last probe or of steps in which they paid: a draft that is right says
+ * that the costs, or the moment, are to blame, and the more is learnt about both the sooner it is
+ * used again. Otherwise the time that the probe may lose must be there. Returns the width, 0 = not
+ * now. */
 static int32_t probe(k3i_policy *p, int32_t n, const int32_t *cap, int32_t *ret)
 {
-    bool won = p->probe_tried > 0 && 2 * p->probe_won >= p->probe_tried;
+    bool is_free = p->lately_tried > 0 && 2 * p->lately_won >= p->lately_tried;
     double loss =
         k3i_policy_step_cost(p, 2 * n) - k3i_policy_step_cost(p, n) + n * draft_cost(p, 1);
-    p->probe_tried = p->probe_won = 0;
-    if (!won && loss >= K3_PROBE_SHARE * (p->clock_ns - p->probed_ns))
+    p->lately_tried = p->lately_won = 0;
+    if (!is_free && loss >= K3_PROBE_SHARE * (p->clock_ns - p->probed_ns))
         return 0;
     p->probed_ns = p->clock_ns;
-    int32_t largest = all_at(n, cap, 1, ret);
-    for (int32_t i = 0; i < n; i++)
-        p->probe_tried += ret[i];
-    return largest;
+    return all_at(n, cap, 1, ret);
 }
 
 static int32_t adapt(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, const int32_t *cap,
