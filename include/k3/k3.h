@@ -206,10 +206,10 @@ typedef struct {
     k3_status *req_status;         /* [n_reqs] out: K3_OK or K3_E_NONFINITE; may be NULL */
 } k3_commit_args;
 
-/* Advances every slot to exactly the accepted rows (bitwise as if the rejected had never run), writes
- * the draft's context rows, and takes the snapshots asked for. Must follow every successful forward;
- * rows of a request that ended in it are ignored. A draft that is not finite ends its request only if it
- * is accepted: then here, with K3_E_NONFINITE in req_status and its slot released. */
+/* Advances every slot to exactly the accepted rows (bitwise as if the rejected had never run) and
+ * takes the snapshots asked for. The draft's rows in the pages are written here or later, before anything
+ * reads them. Must follow every successful forward; rows of a request that ended in it are ignored. A draft that is not
+ * finite ends its request only if it is accepted: then here, with K3_E_NONFINITE in req_status and its slot released. */
 K3_API k3_status k3_commit(k3_engine *engine, const k3_commit_args *args);
 
 /* ---- drafting ---------------------------------------------------------------------------------- */

@@ -105,6 +105,7 @@ static k3_status check_slot(k3_engine *e, const k3_batch *b, int32_t r)
     if (kv->slot[slot].stamp == kv->epoch)
         return k3i_fail(&e->err, K3_E_SLOT, "request %d: slot %d is used twice", r, slot);
     kv->slot[slot].stamp = kv->epoch;
+    kv->slot[slot].req = r;
     switch (b->slot_op[r]) {
     case K3_SLOT_KEEP:
         if (!kv->slot[slot].used)

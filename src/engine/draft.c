@@ -1,6 +1,16 @@
 /* draft.c: the draft's part of the engine: opening it beside the target, the taps of a step,
- * context rows at commit, and k3_draft. A draft can only make answers come sooner: nothing here
- * touches the target's state. */
+ * context rows, and k3_draft. A draft can only make answers come sooner: nothing here touches the
+ * target's state.
+ *
+ * Context rows are written late. One row at a time reads all weights of their projections for this
+ * one row, in every step, also while nothing is drafted; and a row depends on nothing but its taps.
+ * So a committed row waits, with its taps, until
+ *   - WAITING rows are there,
+ *   - drafts are asked for, which read context rows,
+ *   - a page is copied, or
+ *   - a batch begins in which its sequence does not go on in the page that the row goes to: only
+ *     then may anybody else write that page, since a batch's pages have one use each (batch.c).
+ * Nobody else looks into pages: the pool is the engine's, hosts only name blocks. */
 #include "engine.h"
 
 #include <string.h>
@@ -8,6 +18,11 @@
 /* Drafts per step where neither the caller nor the file says: the width the published drafts were
  * trained with (dspark.md 1.1). */
 #define DEFAULT_WIDTH 7
+
+/* Rows that wait for their context rows: so many read each weight once for all. A multiple would
+ * save nothing more that could be measured with the bundled model (16, 32 and 64 are within the
+ * noise), and cost more of a step whenever they are written: 32 take 0.11 ms there. */
+#define WAITING 32
 
 k3_status k3i_draft_setup(k3_engine *e, k3i_err *err)
 {
@@ -50,14 +65,14 @@ k3_status k3i_draft_init(k3_engine *e, k3i_err *err)
     if (st != K3_OK)
         return st;
     size_t width = c->n_taps * c->hidden_size * e->run.act_bytes;
-    d->taps_bytes = o->max_num_batched_tokens * width;
-    d->taps = (k3i_taps){.n = c->n_taps,
-                         .layer = c->taps,
-                         .stream = c->stream,
-                         .out = k3i_alloc_array(o->max_num_batched_tokens, width)};
-    d->context = k3i_alloc_array(o->max_num_seqs, sizeof *d->context);
+    size_t rows = WAITING + o->max_num_batched_tokens;
+    d->taps_bytes = rows * width;
+    d->taps = (k3i_taps){.n = c->n_taps, .layer = c->taps, .stream = c->stream};
+    d->tap_rows = k3i_alloc_array(rows, width);
+    d->row = k3i_alloc_array(rows, sizeof *d->row);
+    d->row_slot = k3i_alloc_array(rows, sizeof *d->row_slot);
     d->block = k3i_alloc_array(o->max_num_seqs, sizeof *d->block);
-    if (d->taps.out == NULL || d->context == NULL || d->block == NULL)
+    if (d->tap_rows == NULL || d->row == NULL || d->row_slot == NULL || d->block == NULL)
         return k3i_fail(err, K3_E_NOMEM, "no memory for the taps of %zu tokens",
                         o->max_num_batched_tokens);
     return K3_OK;
@@ -68,8 +83,9 @@ void k3i_draft_close(k3i_draft *d)
     k3i_dspark_done(&d->model);
     if (d->is_open)
         k3i_draft_done(&d->files);
-    k3i_free(d->taps.out);
-    k3i_free(d->context);
+    k3i_free(d->tap_rows);
+    k3i_free(d->row);
+    k3i_free(d->row_slot);
     k3i_free(d->block);
     *d = (k3i_draft){0};
 }
@@ -84,22 +100,74 @@ size_t k3i_draft_row_bytes(const k3_engine *e)
     return e->draft.is_open ? k3i_dspark_row_width(&e->draft.files.config) * e->run.act_bytes : 0;
 }
 
+/* ---- context rows ------------------------------------------------------------------------------
+ */
+
+static char *taps_of(const k3_engine *e, size_t row)
+{
+    const k3i_taps *t = &e->draft.taps;
+    size_t width = t->n * e->draft.files.config.hidden_size;
+    return k3i_act_at(&e->run, e->draft.tap_rows, row * width);
+}
+
+void k3i_draft_settle(k3_engine *e)
+{
+    k3i_draft *d = &e->draft;
+    if (d->n_waiting > 0)
+        k3i_dspark_context(&d->model, &e->run, &e->kv.pool, d->tap_rows, d->row, d->n_waiting);
+    d->n_waiting = 0;
+}
+
+/* Does the sequence of waiting row i go on in this batch, in the same page? */
+static bool goes_on(const k3_engine *e, const k3_batch *b, size_t i)
+{
+    const k3i_context_row *row = &e->draft.row[i];
+    const k3i_slot *slot = &e->kv.slot[e->draft.row_slot[i]];
+    if (slot->stamp != e->kv.epoch || b->slot_op[slot->req] != K3_SLOT_KEEP)
+        return false;
+    return b->mla_table[(size_t)b->mla_off[slot->req] + row->pos / e->kv.shape.block_tokens] ==
+           row->block;
+}
+
+void k3i_draft_before(k3_engine *e, const k3_batch *b)
+{
+    k3i_draft *d = &e->draft;
+    if (!d->is_open)
+        return;
+    for (size_t i = 0; i < d->n_waiting; i++) {
+        if (!goes_on(e, b, i)) {
+            k3i_draft_settle(e);
+            break;
+        }
+    }
+    d->taps.out = taps_of(e, d->n_waiting);
+}
+
 void k3i_draft_commit(k3_engine *e, const k3_commit_args *a)
 {
     k3i_draft *d = &e->draft;
-    size_t n = 0;
     if (!d->is_open)
         return;
+    size_t first = d->n_waiting, width = (size_t)(taps_of(e, 1) - taps_of(e, 0));
     for (size_t r = 0; r < e->n_reqs; r++) {
         if (e->req[r].ended)
             continue;
-        d->context[n++] = (k3i_context_seq){.from = e->seq[r].from,
-                                            .n_rows = (size_t)a->accepted[r],
-                                            .pos = e->req[r].ctx,
-                                            .blocks = e->seq[r].blocks};
+        size_t n = (size_t)a->accepted[r], from = first + e->seq[r].from;
+        if (from > d->n_waiting)
+            memmove(taps_of(e, d->n_waiting), taps_of(e, from), n * width);
+        for (size_t i = 0; i < n; i++) {
+            size_t pos = e->req[r].ctx + i;
+            d->row[d->n_waiting] = (k3i_context_row){
+                .pos = pos, .block = e->seq[r].blocks[pos / e->kv.shape.block_tokens]};
+            d->row_slot[d->n_waiting++] = e->req[r].slot;
+        }
     }
-    k3i_dspark_context(&d->model, &e->run, &e->kv.pool, d->taps.out, d->context, n);
+    if (d->n_waiting >= WAITING)
+        k3i_draft_settle(e);
 }
+
+/* ---- drafts ------------------------------------------------------------------------------------
+ */
 
 static k3_status check_args(k3_engine *e, const k3_draft_args *a)
 {
@@ -157,6 +225,7 @@ k3_status k3_draft(k3_engine *e, const k3_draft_args *a)
     if (st != K3_OK)
         return st;
     k3i_draft *d = &e->draft;
+    k3i_draft_settle(e);
     for (int32_t i = 0; i < a->n_reqs; i++) {
         size_t r = (size_t)a->req[i];
         d->block[i] = (k3i_block_seq){.pos = e->kv.slot[e->req[r].slot].pos,

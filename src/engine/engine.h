@@ -43,6 +43,7 @@ typedef struct {
     bool used;
     size_t pos;     /* committed tokens */
     uint32_t stamp; /* of the last batch that named it */
+    int32_t req;    /* ... and its request there */
 } k3i_slot;
 
 typedef struct {
@@ -84,15 +85,19 @@ typedef struct {
 const k3i_image *k3i_images_find(const k3i_images *im, uint64_t key);
 void k3i_images_done(k3i_images *im);
 
-/* The draft, if one was opened. */
+/* The draft, if one was opened. Committed rows wait here for their context rows, with their taps
+ * (draft.c). */
 typedef struct {
     bool is_open;
     k3i_draft_files files;
     k3i_dspark model;
-    k3i_taps taps; /* out: acts [max_num_batched_tokens, n_taps H] */
+    void *tap_rows; /* acts [taps_cap, n_taps H]: of the waiting rows, then of the batch */
     size_t taps_bytes;
-    k3i_context_seq *context; /* [max_num_seqs] */
-    k3i_block_seq *block;     /* [max_num_seqs] */
+    k3i_taps taps;        /* out: within tap_rows */
+    k3i_context_row *row; /* [taps_cap], n_waiting of them in order of their commit */
+    int32_t *row_slot;    /* [taps_cap] */
+    size_t n_waiting;
+    k3i_block_seq *block; /* [max_num_seqs] */
 } k3i_draft;
 
 /* What k3_commit must know of a request. */
@@ -147,8 +152,13 @@ k3_status k3i_draft_init(k3_engine *e, k3i_err *err);
 void k3i_draft_close(k3i_draft *d);
 size_t k3i_draft_layers(const k3_engine *e);    /* 0 without a draft */
 size_t k3i_draft_row_bytes(const k3_engine *e); /* context row of one layer */
-/* Writes the context rows of the accepted rows of every request that goes on. */
+/* Before a checked batch is computed: rows may go on waiting if their sequences do, in the same
+ * pages. Finds room for the batch's taps. */
+void k3i_draft_before(k3_engine *e, const k3_batch *b);
+/* The accepted rows of every request that goes on are to become context. */
 void k3i_draft_commit(k3_engine *e, const k3_commit_args *a);
+/* Writes the context rows of all that waited. */
+void k3i_draft_settle(k3_engine *e);
 
 void k3i_log(const k3_engine *e, int32_t level, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -140,6 +140,7 @@ k3_status k3_kv_init(k3_engine *e, const k3_kv_config *config, k3_kv_layout *ret
     e->kv = kv;
     e->pending = false;
     e->n_reqs = 0;
+    e->draft.n_waiting = 0;
     if (ret != NULL)
         *ret = layout_of(&kv.shape, pool, slots);
     return K3_OK;
@@ -193,10 +194,14 @@ k3_status k3_kv_copy(k3_engine *e, int32_t from, int32_t to)
         (size_t)to >= kv->shape.num_blocks || from == to)
         return k3i_fail(&e->err, K3_E_BLOCK, "k3_kv_copy from block %d to %d: 1..%zu are possible",
                         from, to, kv->shape.num_blocks - 1);
+    k3_status st = k3i_ranks_check(e);
+    if (st != K3_OK)
+        return st;
+    k3i_draft_settle(e);
     memcpy(kv->pool.base + (size_t)to * kv->shape.page_bytes,
            kv->pool.base + (size_t)from * kv->shape.page_bytes, kv->shape.latent_bytes);
     k3i_kv_forget(kv, to);
-    return K3_OK;
+    return k3i_ranks_check(e);
 }
 
 k3_status k3_slot_release(k3_engine *e, int32_t slot)

@@ -67,9 +67,10 @@ static void init_rope(k3i_dspark *d)
     d->softmax_scale = (float)scale;
 }
 
-void k3i_dspark_angles(const k3i_dspark *d, size_t pos, float *cs)
+void k3i_dspark_angles(const k3i_dspark *d, size_t row, size_t pos)
 {
     size_t n = k3i_dspark_rotated(d->cfg) / 2;
+    float *cs = d->ws->angles + row * 2 * n;
     for (size_t i = 0; i < n; i++) {
         double angle = (double)pos * d->freq[i];
         cs[2 * i] = (float)(cos(angle) * d->table_scale);
@@ -97,9 +98,9 @@ void k3i_dspark_rotate(const k3i_dspark *d, const k3i_ops *op, float *x, const f
 }
 
 void *k3i_dspark_row_at(const k3i_dspark *d, const k3i_run *run, const k3i_pool *pool, size_t layer,
-                        const int32_t *blocks, size_t pos)
+                        int32_t block, size_t pos)
 {
-    char *page = pool->base + (size_t)blocks[pos / pool->block_tokens] * pool->page_bytes;
+    char *page = pool->base + (size_t)block * pool->page_bytes;
     return page + pool->layer_offset[d->first_layer + layer] +
            pos % pool->block_tokens * d->row_width * run->act_bytes;
 }
@@ -111,10 +112,11 @@ static size_t max_size(size_t a, size_t b)
 
 size_t k3i_dspark_scratch(const k3i_draft_config *c, size_t max_draft)
 {
-    /* Attention, a row of the widest norm, a Markov embedding, angles: never at the same time. */
+    /* Attention, a row of the widest norm, a Markov embedding, channels that are rotated: never at
+     * the same time. */
     size_t n = k3i_dspark_attn_floats(c, max_draft);
     n = max_size(n, max_size(c->hidden_size, c->q_lora_rank));
-    n = max_size(n, max_size(c->markov_rank, 2 * k3i_dspark_rotated(c)));
+    n = max_size(n, max_size(c->markov_rank, k3i_dspark_rotated(c)));
     return n * sizeof(float);
 }
 
@@ -131,8 +133,8 @@ static void take(k3i_dspark *d, const k3i_run *run, k3i_bump *b)
     ws->x = k3i_bump_take(b, rows * H, act);
     ws->kv = k3i_bump_take(b, rows * d->row_width, sizeof(float));
     ws->h = k3i_bump_take(b, rows * H, sizeof(float));
-    ws->taps = k3i_bump_take(b, d->ctx_rows * c->n_taps * H, act);
-    ws->row = k3i_bump_take(b, rows, sizeof *ws->row);
+    ws->angles = k3i_bump_take(b, rows * k3i_dspark_rotated(c), sizeof(float));
+    ws->taps = k3i_bump_take(b, c->has_tap_norms ? d->ctx_rows * c->n_taps * H : 0, act);
     ws->a = k3i_bump_take(b, R * H, sizeof(float));
     ws->qa = k3i_bump_take(b, R * c->q_lora_rank, sizeof(float));
     ws->qa_act = k3i_bump_take(b, R * c->q_lora_rank, act);
@@ -193,12 +195,16 @@ void k3i_dspark_done(k3i_dspark *d)
 /* ---- context rows ------------------------------------------------------------------------------
  */
 
+/* Some of the rows: [n_rows] in all members of it. */
 typedef struct {
-    const k3i_dspark *d;
-    const k3i_run *run;
+    k3i_dspark *d;
+    k3i_run *run;
     const k3i_pool *pool;
-    size_t layer, n_rows;
-} row_job;
+    const void *taps;            /* acts [n_rows, n_taps H] */
+    const k3i_context_row *rows; /* [n_rows] */
+    size_t n_rows;
+    size_t layer;
+} tile;
 
 /* Norm and rotation of one MLA row in f32, rounded once when it is stored. */
 void k3i_dspark_finish_latent(const k3i_dspark *d, const k3i_run *run, size_t layer, float *kv,
@@ -224,21 +230,18 @@ void k3i_dspark_finish_keys(const k3i_dspark *d, const k3i_run *run, size_t laye
 
 static void store_rows(void *arg, size_t i, size_t n)
 {
-    const row_job *j = arg;
-    const k3i_dspark *d = j->d;
-    float *cs = (void *)(j->run->scratch + i * j->run->scratch_bytes);
-    float *tmp = cs + k3i_dspark_rotated(d->cfg);
-    size_t from, to;
-    k3i_team_split(j->n_rows, 1, i, n, &from, &to);
+    const tile *t = arg;
+    const k3i_dspark *d = t->d;
+    float *tmp = (void *)(t->run->scratch + i * t->run->scratch_bytes);
+    size_t from, to, rot = k3i_dspark_rotated(d->cfg);
+    k3i_team_split(t->n_rows, 1, i, n, &from, &to);
     for (size_t r = from; r < to; r++) {
-        const k3i_context_row *row = &d->ws->row[r];
+        const k3i_context_row *row = &t->rows[r];
         float *kv = d->ws->kv + r * d->row_width;
-        k3i_dspark_angles(d, row->pos, cs);
-        (d->cfg->is_mla ? k3i_dspark_finish_latent : k3i_dspark_finish_keys)(d, j->run, j->layer,
-                                                                             kv, cs, tmp);
-        k3i_act_store(j->run,
-                      k3i_dspark_row_at(d, j->run, j->pool, j->layer, row->blocks, row->pos), kv,
-                      d->row_width);
+        (d->cfg->is_mla ? k3i_dspark_finish_latent : k3i_dspark_finish_keys)(
+            d, t->run, t->layer, kv, d->ws->angles + r * rot, tmp);
+        k3i_act_store(t->run, k3i_dspark_row_at(d, t->run, t->pool, t->layer, row->block, row->pos),
+                      kv, d->row_width);
     }
 }
 
@@ -278,16 +281,8 @@ void k3i_dspark_project_kv(const k3i_dspark *d, k3i_run *run, size_t layer, size
     k3i_linear(run, n_row, items, 2);
 }
 
-typedef struct {
-    k3i_dspark *d;
-    k3i_run *run;
-    const k3i_pool *pool;
-    const void *taps;
-    size_t n_rows;
-} tile;
-
-/* Taps of the gathered rows into ws->taps, normed where the draft asks for it (fc_norm). */
-static void gather_member(void *arg, size_t i, size_t n)
+/* Angles of the rows, and their taps normed into ws->taps where the draft asks for it (fc_norm). */
+static void begin_rows(void *arg, size_t i, size_t n)
 {
     const tile *t = arg;
     const k3i_dspark *d = t->d;
@@ -296,17 +291,12 @@ static void gather_member(void *arg, size_t i, size_t n)
     size_t H = c->hidden_size, width = c->n_taps * H, from, to;
     k3i_team_split(t->n_rows, 1, i, n, &from, &to);
     for (size_t r = from; r < to; r++) {
-        const void *src = k3i_act_at(run, t->taps, d->ws->row[r].tap_row * width);
-        void *dst = k3i_act_at(run, d->ws->taps, r * width);
-        if (!c->has_tap_norms) {
-            memcpy(dst, src, width * run->act_bytes);
-            continue;
-        }
+        k3i_dspark_angles(d, r, t->rows[r].pos);
         float *x = d->ws->h + r * H; /* free until the projection */
-        for (size_t k = 0; k < c->n_taps; k++) {
-            k3i_act_load(run, x, k3i_act_at(run, src, k * H), H);
+        for (size_t k = 0; c->has_tap_norms && k < c->n_taps; k++) {
+            k3i_act_load(run, x, k3i_act_at(run, t->taps, r * width + k * H), H);
             run->op->rmsnorm(x, x, d->w->tap_norm[k], H, c->rms_norm_eps, run->bf16);
-            k3i_act_store(run, k3i_act_at(run, dst, k * H), x, H);
+            k3i_act_store(run, k3i_act_at(run, d->ws->taps, r * width + k * H), x, H);
         }
     }
 }
@@ -317,9 +307,9 @@ static void context_rows(tile *t)
     k3i_dspark *d = t->d;
     const k3i_draft_config *c = d->cfg;
     size_t H = c->hidden_size;
-    k3i_run_team(t->run, gather_member, t, t->n_rows * c->n_taps * H);
+    k3i_run_team(t->run, begin_rows, t, t->n_rows * (c->has_tap_norms ? c->n_taps * H : H));
     k3i_item item = {.kind = K3I_LINEAR,
-                     .x = d->ws->taps,
+                     .x = c->has_tap_norms ? d->ws->taps : t->taps,
                      .w = d->w->context_proj,
                      .n_out = H,
                      .k = c->n_taps * H,
@@ -328,10 +318,9 @@ static void context_rows(tile *t)
     /* context_norm only: a layer's input_layernorm belongs to the block's own stream. */
     k3i_dspark_norm_rows(t->run, d->ws->x, d->ws->h, d->w->context_norm, t->n_rows, H,
                          c->rms_norm_eps);
-    for (size_t layer = 0; layer < c->n_layers; layer++) {
-        k3i_dspark_project_kv(d, t->run, layer, t->n_rows);
-        row_job j = {.d = d, .run = t->run, .pool = t->pool, .layer = layer, .n_rows = t->n_rows};
-        k3i_run_team(t->run, store_rows, &j, t->n_rows * d->row_width * 8);
+    for (t->layer = 0; t->layer < c->n_layers; t->layer++) {
+        k3i_dspark_project_kv(d, t->run, t->layer, t->n_rows);
+        k3i_run_team(t->run, store_rows, t, t->n_rows * d->row_width * 8);
     }
 }
 
@@ -343,31 +332,21 @@ static void context_member(void *arg, size_t i, size_t n)
     context_rows(&own);
 }
 
-static void context_tile(k3i_dspark *d, k3i_run *run, const k3i_pool *pool, const void *taps,
-                         size_t n_rows)
-{
-    tile t = {.d = d, .run = run, .pool = pool, .taps = taps, .n_rows = n_rows};
-    if (k3i_run_by_rows(run, n_rows)) {
-        k3i_team_run(run->team, context_member, &t);
-    } else {
-        context_rows(&t);
-    }
-}
-
 void k3i_dspark_context(k3i_dspark *d, k3i_run *run, const k3i_pool *pool, const void *taps,
-                        const k3i_context_seq *seqs, size_t n_seqs)
+                        const k3i_context_row *rows, size_t n_rows)
 {
-    size_t n = 0;
-    for (size_t s = 0; s < n_seqs; s++) {
-        for (size_t r = 0; r < seqs[s].n_rows; r++) {
-            d->ws->row[n++] = (k3i_context_row){
-                .tap_row = seqs[s].from + r, .pos = seqs[s].pos + r, .blocks = seqs[s].blocks};
-            if (n == d->ctx_rows) {
-                context_tile(d, run, pool, taps, n);
-                n = 0;
-            }
+    size_t width = d->cfg->n_taps * d->cfg->hidden_size;
+    for (size_t at = 0; at < n_rows; at += d->ctx_rows) {
+        tile t = {.d = d,
+                  .run = run,
+                  .pool = pool,
+                  .taps = k3i_act_at(run, taps, at * width),
+                  .rows = rows + at,
+                  .n_rows = n_rows - at < d->ctx_rows ? n_rows - at : d->ctx_rows};
+        if (k3i_run_by_rows(run, t.n_rows)) {
+            k3i_team_run(run->team, context_member, &t);
+        } else {
+            context_rows(&t);
         }
     }
-    if (n > 0)
-        context_tile(d, run, pool, taps, n);
 }

@@ -13,13 +13,11 @@
 #include "bind.h"
 #include "text.h"
 
-/* A sequence whose committed rows become context. */
+/* Where the context rows of a committed token go. */
 typedef struct {
-    size_t from;           /* first row in the taps */
-    size_t n_rows;         /* committed rows */
-    size_t pos;            /* position of the first row */
-    const int32_t *blocks; /* pages of the sequence */
-} k3i_context_seq;
+    size_t pos;
+    int32_t block; /* the page of pos */
+} k3i_context_row;
 
 /* A sequence that wants drafts. */
 typedef struct {
@@ -69,10 +67,11 @@ k3_status k3i_dspark_init(k3i_dspark *d, const k3i_draft_files *files,
                           size_t max_draft, size_t max_pos, k3i_err *err);
 void k3i_dspark_done(k3i_dspark *d);
 
-/* Writes the context rows of all layers for committed rows (dspark.md 2.4, 3.1). taps: acts
- * [rows, n_taps H], as k3i_text_forward saved them. */
+/* Writes the context rows of all layers for committed rows (dspark.md 2.4, 3.1), each for itself:
+ * it does not matter which come together. taps: acts [n_rows, n_taps H], as k3i_text_forward saved
+ * them. */
 void k3i_dspark_context(k3i_dspark *d, k3i_run *run, const k3i_pool *pool, const void *taps,
-                        const k3i_context_seq *seqs, size_t n_seqs);
+                        const k3i_context_row *rows, size_t n_rows);
 
 /* Proposes tokens (dspark.md 3.2 - 3.7). A sampled proposal uses the noise of the target's own draw
  * at that position, which makes it as likely as can be to equal it; k3i_gumbel is keyed by position

@@ -95,7 +95,8 @@ static void gather(const job *j, const scratch *s, size_t seq, size_t from, size
         float *to = s->keys + i * d->row_width;
         if (from + i < q->pos) {
             k3i_act_load(j->run, to,
-                         k3i_dspark_row_at(d, j->run, j->pool, j->layer, q->blocks, from + i),
+                         k3i_dspark_row_at(d, j->run, j->pool, j->layer,
+                                           q->blocks[(from + i) / j->pool->block_tokens], from + i),
                          d->row_width);
         } else {
             memcpy(to, d->ws->kv + (seq * j->T + from + i - q->pos) * d->row_width,

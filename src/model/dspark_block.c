@@ -55,8 +55,11 @@ static void embed_member(void *arg, size_t i, size_t n)
     size_t H = d->cfg->hidden_size, from, to;
     k3i_team_split(g->R, 1, i, n, &from, &to);
     for (size_t r = from; r < to; r++) {
-        int32_t id = r % g->T == 0 ? g->seqs[r / g->T].anchor : d->cfg->mask_token_id;
+        const k3i_block_seq *q = &g->seqs[r / g->T];
+        size_t pos = q->pos + r % g->T;
+        int32_t id = r % g->T == 0 ? q->anchor : d->cfg->mask_token_id;
         g->run->op->from_bf16(d->ws->h + r * H, d->embed + (size_t)id * H, H);
+        k3i_dspark_angles(d, r, pos < d->max_pos ? pos : d->max_pos - 1);
     }
 }
 
@@ -88,13 +91,12 @@ static void finish_rows(void *arg, size_t i, size_t n)
     const k3i_dspark *d = g->d;
     const k3i_draft_config *c = d->cfg;
     size_t rot = k3i_dspark_rotated(c);
-    float *cs = (void *)(g->run->scratch + i * g->run->scratch_bytes), *tmp = cs + rot;
+    float *tmp = (void *)(g->run->scratch + i * g->run->scratch_bytes);
     size_t head = c->is_mla ? c->qk_nope_head_dim + rot : c->head_dim;
     size_t from, to;
     k3i_team_split(g->R, 1, i, n, &from, &to);
     for (size_t r = from; r < to; r++) {
-        size_t pos = g->seqs[r / g->T].pos + r % g->T;
-        k3i_dspark_angles(d, pos < d->max_pos ? pos : d->max_pos - 1, cs);
+        const float *cs = d->ws->angles + r * rot;
         float *kv = d->ws->kv + r * d->row_width;
         (c->is_mla ? k3i_dspark_finish_latent : k3i_dspark_finish_keys)(d, g->run, j->layer, kv, cs,
                                                                         tmp);

@@ -11,40 +11,35 @@ enum { K3I_DSPARK_ROWS = 64 };
 /* Heads of one sequence that an attention task handles. */
 enum { K3I_DSPARK_HEADS = 8 };
 
-typedef struct {
-    size_t tap_row, pos;
-    const int32_t *blocks;
-} k3i_context_row;
-
 struct k3i_dspark_ws {
-    void *x;              /* acts [rows, H] */
-    float *kv;            /* [rows, row width] */
-    float *h;             /* [rows, H] residual stream */
-    void *taps;           /* acts [ctx rows, n_taps H] */
-    k3i_context_row *row; /* [rows] */
-    float *a;             /* [R, H] sub-layer output */
-    float *qa;            /* [R, Q] */
-    void *qa_act;         /* acts [R, Q] */
-    float *q;             /* [R, N (Dn + Dr)] or [R, N D] */
-    void *o;              /* acts [R, N Dv] or [R, N D] */
-    void *mlp;            /* acts [R, I] */
-    float *U, *z;         /* [R, V] base logits; Markov biases of one step */
-    void *e;              /* acts [R, Markov rank] */
-    void *conf_in;        /* acts [R, H + Markov rank] */
-    float *conf;          /* [R] */
-    int32_t *token;       /* [R] token that each sequence chose last */
+    void *x;        /* acts [rows, H] */
+    float *kv;      /* [rows, row width] */
+    float *h;       /* [rows, H] residual stream */
+    float *angles;  /* [rows, rotated] cosines and sines, the same in all layers */
+    void *taps;     /* acts [ctx rows, n_taps H], normed, of drafts with tap norms */
+    float *a;       /* [R, H] sub-layer output */
+    float *qa;      /* [R, Q] */
+    void *qa_act;   /* acts [R, Q] */
+    float *q;       /* [R, N (Dn + Dr)] or [R, N D] */
+    void *o;        /* acts [R, N Dv] or [R, N D] */
+    void *mlp;      /* acts [R, I] */
+    float *U, *z;   /* [R, V] base logits; Markov biases of one step */
+    void *e;        /* acts [R, Markov rank] */
+    void *conf_in;  /* acts [R, H + Markov rank] */
+    float *conf;    /* [R] */
+    int32_t *token; /* [R] token that each sequence chose last */
 };
 
 /* Channels that are rotated: Dr, or the whole head. */
 size_t k3i_dspark_rotated(const k3i_draft_config *cfg);
-/* cs [rotated]: cosine and sine of the angles of a position, computed in double. */
-void k3i_dspark_angles(const k3i_dspark *d, size_t pos, float *cs);
+/* Puts cosine and sine of the angles of a row's position, computed in double, into ws->angles. */
+void k3i_dspark_angles(const k3i_dspark *d, size_t row, size_t pos);
 /* Rotates x [rotated] in place; tmp [rotated]. */
 void k3i_dspark_rotate(const k3i_dspark *d, const k3i_ops *op, float *x, const float *cs,
                        float *tmp);
-/* Address of a context row. */
+/* Address of a context row; `block` is the page of pos. */
 void *k3i_dspark_row_at(const k3i_dspark *d, const k3i_run *run, const k3i_pool *pool, size_t layer,
-                        const int32_t *blocks, size_t pos);
+                        int32_t block, size_t pos);
 void k3i_dspark_project_kv(const k3i_dspark *d, k3i_run *run, size_t layer, size_t n_row);
 void k3i_dspark_finish_latent(const k3i_dspark *d, const k3i_run *run, size_t layer, float *kv,
                               const float *cs, float *tmp);

@@ -177,3 +177,13 @@ void fix_table(uint64_t seed, size_t n, unsigned char *taken, int32_t *table)
         table[i] = (int32_t)b;
     }
 }
+
+void fix_context(fixture *f, size_t from, size_t to, const int32_t *table)
+{
+    k3i_context_row rows[FIX_MAX_POS];
+    size_t width = f->files.config.n_taps * f->files.config.hidden_size;
+    for (size_t i = from; i < to; i++)
+        rows[i] = (k3i_context_row){.pos = i, .block = table[i / FIX_BLOCK]};
+    k3i_dspark_context(&f->d, &f->run, &f->pool, k3i_act_at(&f->run, f->acts, from * width),
+                       rows + from, to - from);
+}

@@ -32,6 +32,9 @@ typedef struct {
 void fix_open(fixture *f, fix_options o);
 void fix_close(fixture *f);
 
+/* Writes the context rows of positions from..to-1 into the pages of a table. */
+void fix_context(fixture *f, size_t from, size_t to, const int32_t *table);
+
 /* Pages for positions 0..n-1, in a pseudo-random order chosen by `seed`; none twice for one
  * `taken`. */
 void fix_table(uint64_t seed, size_t n, unsigned char *taken, int32_t *table);

@@ -22,10 +22,8 @@ static result draft(fixture *f, size_t p, size_t T, int32_t anchor, uint64_t tab
     unsigned char taken[FIX_PAGES] = {0};
     int32_t table[FIX_PAGES];
     fix_table(table_seed, p + T, taken, table);
-    k3i_context_seq seqs[2] = {{.from = 0, .n_rows = cut, .pos = 0, .blocks = table},
-                               {.from = cut, .n_rows = p - cut, .pos = cut, .blocks = table}};
-    k3i_dspark_context(&f->d, &f->run, &f->pool, f->acts, seqs, 1);
-    k3i_dspark_context(&f->d, &f->run, &f->pool, f->acts, seqs + 1, 1);
+    fix_context(f, 0, cut, table);
+    fix_context(f, cut, p, table);
     result r = {0};
     k3i_block_seq q = {.pos = p, .anchor = anchor, .blocks = table};
     k3i_block b = {.n_seqs = 1,
@@ -175,8 +173,7 @@ static void among_neighbours(fixture *f, size_t at, const result *want)
     for (size_t s = 0; s < N; s++) {
         size_t p = s == at ? 20 : 3 + s;
         fix_table(s + 1, p, taken, table[s]);
-        k3i_context_seq c = {.from = 0, .n_rows = p, .pos = 0, .blocks = table[s]};
-        k3i_dspark_context(&f->d, &f->run, &f->pool, f->acts, &c, 1);
+        fix_context(f, 0, p, table[s]);
         q[s] = (k3i_block_seq){.pos = p, .anchor = s == at ? 42 : (int32_t)s, .blocks = table[s]};
     }
     int32_t ids[N * 7];
@@ -236,8 +233,7 @@ static void sampled_proposals(void **state)
     unsigned char taken[FIX_PAGES] = {0};
     int32_t table[8], ids[5][7];
     fix_table(1, 20, taken, table);
-    k3i_context_seq c = {.from = 0, .n_rows = 20, .pos = 0, .blocks = table};
-    k3i_dspark_context(&f.d, &f.run, &f.pool, f.acts, &c, 1);
+    fix_context(&f, 0, 20, table);
     float logits[7 * FIX_VOCAB], greedy[7 * FIX_VOCAB];
     for (uint64_t seed = 0; seed < 5; seed++) {
         k3i_block_seq q = {

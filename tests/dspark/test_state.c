@@ -101,6 +101,8 @@ static void draft(seq *s, int32_t last, int32_t n, int32_t *ids)
 /* Everything that outlives a step, for positions 0..len-1. */
 static void expect_same_memory(const seq *a, const seq *b, uint64_t seed)
 {
+    k3i_draft_settle(a->e);
+    k3i_draft_settle(b->e);
     const k3i_kv *x = &a->e->kv, *y = &b->e->kv;
     size_t state = a->e->text.kda.state_bytes;
     assert_int_equal(a->len, b->len);
@@ -353,7 +355,11 @@ static void wrong_drafting_is_refused(void **state)
 /* ---- snapshots ---------------------------------------------------------------------------------
  */
 
-enum { POS = 8, MORE = 7, PARTS = 64 }; /* of the snapshots; tokens behind it; pages of one at most */
+enum {
+    POS = 8,
+    MORE = 7,
+    PARTS = 64
+}; /* of the snapshots; tokens behind it; pages of one at most */
 
 /* Two sequences of one text, cut differently, leave a snapshot each at POS; `later` is the first
  * one's at the end. */
