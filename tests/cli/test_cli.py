@@ -163,6 +163,10 @@ class Bench(unittest.TestCase):
             y = x[part]
             self.assertTrue(0 < y["share_min"] <= y[share] <= y["share_max"])
             self.assertGreater(y["tokens_per_s"], 0)
+        # Speed, limit and share are of one slice of work.
+        p, d = x["prefill"], x["decode"]
+        self.assertAlmostEqual(p["gflop_per_s"] / p["peak_gflop_per_s"] / p["share_of_bf16_peak"], 1, 2)
+        self.assertAlmostEqual(d["gb_per_s"] / d["read_roof_gb_per_s"] / d["share_of_read_roof"], 1, 2)
 
     def test_text(self):
         out, _ = run("bench", "-m", model("A"), "--prefill", 2, "--decode", 1, "--rounds", 1)
