@@ -2,8 +2,9 @@
  * the same run: the rate at which memory can be read, and the rate at which registers can multiply.
  * What other guests leave of a shared machine's memory changes within seconds, so decode and
  * reading take turns in slices of a quarter of a second, and a slice's share is of the mean of the
- * reading just before and just after it; prefill is one slice between two of multiplying. Rates are
- * means over a slice on both sides, shares are reported as the median of all slices. */
+ * reading just before and just after it, rates being means over a slice on both sides. Prefill is
+ * one slice between two of multiplying, of which the higher counts. Shares are reported as the
+ * median of all slices. */
 #include "args.h"
 #include "bench_spec.h"
 #include "bind.h"
@@ -95,7 +96,7 @@ static k3_status prefill_slice(bench_state *b, slice *s, k3i_err *err)
     s->amount = prefill_flop(b);
     s->tokens = b->n_prefill;
     if (st == K3_OK)
-        set_share(s, 0.5 * (before + k3i_meter_bf16(b->meter, SLICE_SECONDS)));
+        set_share(s, fmax(before, k3i_meter_bf16(b->meter, SLICE_SECONDS)));
     return st;
 }
 
@@ -217,7 +218,7 @@ static k3_status print(const k3i_args *args, const bench_state *b, const shares 
     k3i_table_count(&t, "tokens", "tokens", (uint64_t)b->n_prefill);
     k3i_table_real(&t, "tokens_per_s", "speed", p->tokens / p->seconds, "tokens/s");
     k3i_table_real(&t, "gflop_per_s", "arithmetic", p->amount / p->seconds * 1e-9, "GFLOP/s");
-    k3i_table_real(&t, "peak_gflop_per_s", "peak before and after", p->limit * 1e-9, "GFLOP/s");
+    k3i_table_real(&t, "peak_gflop_per_s", "peak measured", p->limit * 1e-9, "GFLOP/s");
     print_shares(&t, "share_of_bf16_peak", "share of the peak", prefill);
     k3i_table_end(&t);
     k3i_table_begin(&t, "decode", "Decode");

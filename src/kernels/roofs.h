@@ -18,7 +18,7 @@ typedef struct {
 k3_status k3i_roofs_measure(k3i_team *team, const k3i_ops *ops, k3i_roofs *ret, k3i_err *err);
 
 /* The same loops in slices between slices of work, for machines whose memory is shared: the mean
- * over a slice belongs beside the mean of the work. */
+ * of reading over a slice belongs beside the mean of the work. */
 typedef struct k3i_meter k3i_meter;
 
 /* Loops that read differ in their streams and in how far ahead they ask. */
@@ -32,7 +32,9 @@ void k3i_meter_free(k3i_meter *m);
  * second of all members, by way. */
 void k3i_meter_read(k3i_meter *m, double seconds, double *ret_rate);
 
-/* FLOP a second of all members in bf16, over `seconds` or a little more. */
+/* FLOP a second of all members in bf16: the median of steps of some milliseconds, over `seconds` or
+ * a little more. Registers are nobody else's: what disturbs a step is no property of the machine.
+ */
 double k3i_meter_bf16(k3i_meter *m, double seconds);
 
 #endif
