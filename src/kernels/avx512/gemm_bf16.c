@@ -102,17 +102,21 @@ INLINE size_t distance(size_t tile_bytes)
     return tile_bytes > FAR ? NEAR : (AHEAD + tile_bytes - 1) / tile_bytes * tile_bytes;
 }
 
-/* Asks, once a cache line, for the weights `ahead` of step s. Of bf16, for the same step of another
- * tile; of MXFP4, where a step takes a quarter of a line, for that tile from its start to its end.
- */
-INLINE void ask(int w_kind, size_t nr, const uint8_t *const *w, size_t s, size_t ahead)
+/* Asks, once a cache line, for the weights `ahead` of step s. Of bf16, for the same step of `asks`
+ * rows of another tile, from row `first` on; of MXFP4, where a step takes a quarter of a line, for
+ * that tile from its start to its end. */
+INLINE void ask(int w_kind, size_t nr, const uint8_t *const *w, size_t row_bytes, size_t asks,
+                size_t first, size_t s, size_t ahead)
 {
     UNROLL
     for (size_t j = 0; j < nr; j++) {
-        if (w_kind == W_BF16) {
+        if (w_kind == W_MXFP4) {
+            if (j % 4 == 0)
+                prefetch(w[0] + 16 * (nr * s + j) + ahead);
+        } else if (asks == nr) {
             prefetch(w[j] + 64 * s + ahead);
-        } else if (j % 4 == 0) {
-            prefetch(w[0] + 16 * (nr * s + j) + ahead);
+        } else if (j < asks) {
+            prefetch(w[0] + (first + j) * row_bytes + ahead + 64 * s);
         }
     }
 }
@@ -137,10 +141,10 @@ INLINE void step(const gemm *g, int w_kind, size_t mr, size_t nr, const uint16_t
 }
 
 /* The sums [mr][nr] of rows r.. and outputs o.. . whole: all outputs exist; else missing ones
- * repeat the last one. asks: this is the first tile that reads these weights, so it asks for later
- * ones. */
+ * repeat the last one. asks: of so many rows of weights, from row `first` of the tile on, this tile
+ * asks for those `ahead`. */
 INLINE vec tile(const gemm *g, int w_kind, size_t mr, size_t nr, size_t r, size_t o, int whole,
-                int asks)
+                size_t asks, size_t first, size_t ahead)
 {
     const uint16_t *x = g->x + r * g->x_stride;
     size_t row_bytes = w_kind == W_BF16 ? 2 * g->k : g->k / 2, n = g->k / 32;
@@ -150,16 +154,15 @@ INLINE vec tile(const gemm *g, int w_kind, size_t mr, size_t nr, size_t r, size_
         w[j] = w[j - 1] + (whole || o + j < g->n_out ? row_bytes : 0);
         scale[j] = scale[j - 1] + (whole || o + j < g->n_out ? n : 0);
     }
-    size_t ahead = asks ? distance(nr * row_bytes) : 0;
-    for (size_t i = 0; asks && w_kind == W_MXFP4 && i < nr * n; i += 64)
+    for (size_t i = 0; asks > 0 && w_kind == W_MXFP4 && i < nr * n; i += 64)
         prefetch(scale[0] + ahead / 16 + i);
     vec acc[ACCS];
     UNROLL
     for (size_t i = 0; i < ACCS; i++)
         acc[i] = v_zero();
     for (size_t s = 0; s < n; s++) {
-        if (asks)
-            ask(w_kind, nr, w, s, ahead);
+        if (asks > 0)
+            ask(w_kind, nr, w, row_bytes, asks, first, s, ahead);
         step(g, w_kind, mr, nr, x, w, scale, s, 32, acc);
     }
     if (w_kind == W_BF16 && g->k % 32 != 0)
@@ -197,36 +200,39 @@ INLINE void put(const gemm *g, size_t mr, size_t nr, size_t r, size_t o, vec sum
 }
 
 /* Rows r0..r1-1, mr at a time, of outputs o0..o1-1, as many at a time as 16 accumulators serve. One
- * function each: together, their loops would be short of registers. asks: nobody has read these
- * weights before. */
-#define STRIPS(w_kind, mr)                                                     \
-    static __attribute__((noinline)) void strips_##w_kind##_##mr(              \
-        const gemm *g, size_t r0, size_t r1, size_t o0, size_t o1, int asks)   \
-    {                                                                          \
-        const size_t nr = (mr) == 1 ? 16 : (mr) == 2 ? 8 : 4;                  \
-        for (size_t o = o0; o < o1; o += nr) {                                 \
-            size_t r = r0;                                                     \
-            if (asks && g->n_out - o >= nr) {                                  \
-                put(g, mr, nr, r, o, tile(g, w_kind, mr, nr, r, o, 1, 1));     \
-                r += (mr);                                                     \
-            }                                                                  \
-            for (; r < r1; r += (mr)) {                                        \
-                if (g->n_out - o >= nr) {                                      \
-                    put(g, mr, nr, r, o, tile(g, w_kind, mr, nr, r, o, 1, 0)); \
-                } else {                                                       \
-                    put(g, mr, nr, r, o, tile(g, w_kind, mr, nr, r, o, 0, 0)); \
-                }                                                              \
-            }                                                                  \
-        }                                                                      \
+ * function each: together, their loops would be short of registers. ahead: 0, or nobody has read
+ * these weights before and others are asked for so far ahead. Then the first n_ask tiles of rows,
+ * which must exist, share the requests: one tile alone would make more than the processor keeps
+ * under way, and wait. */
+#define STRIPS(name, w_kind, mr, n_ask)                                                           \
+    static __attribute__((noinline)) void strips_##name(const gemm *g, size_t r0, size_t r1,      \
+                                                        size_t o0, size_t o1, size_t ahead)       \
+    {                                                                                             \
+        const size_t nr = (mr) == 1 ? 16 : (mr) == 2 ? 8 : 4, of_one = nr / (n_ask);              \
+        for (size_t o = o0; o < o1; o += nr) {                                                    \
+            size_t r = r0;                                                                        \
+            if (ahead > 0 && g->n_out - o >= nr) {                                                \
+                for (size_t first = 0; first < nr; r += (mr), first += of_one)                    \
+                    put(g, mr, nr, r, o, tile(g, w_kind, mr, nr, r, o, 1, of_one, first, ahead)); \
+            }                                                                                     \
+            for (; r < r1; r += (mr)) {                                                           \
+                if (g->n_out - o >= nr) {                                                         \
+                    put(g, mr, nr, r, o, tile(g, w_kind, mr, nr, r, o, 1, 0, 0, 0));              \
+                } else {                                                                          \
+                    put(g, mr, nr, r, o, tile(g, w_kind, mr, nr, r, o, 0, 0, 0, 0));              \
+                }                                                                                 \
+            }                                                                                     \
+        }                                                                                         \
     }
-STRIPS(W_BF16, 1)
-STRIPS(W_BF16, 2)
-STRIPS(W_BF16, 3)
-STRIPS(W_BF16, 4)
-STRIPS(W_MXFP4, 1)
-STRIPS(W_MXFP4, 2)
-STRIPS(W_MXFP4, 3)
-STRIPS(W_MXFP4, 4)
+STRIPS(bf16_1, W_BF16, 1, 1)
+STRIPS(bf16_2, W_BF16, 2, 1)
+STRIPS(bf16_3, W_BF16, 3, 1)
+STRIPS(bf16_4, W_BF16, 4, 1)
+STRIPS(bf16_16, W_BF16, 4, 4)
+STRIPS(mxfp4_1, W_MXFP4, 1, 1)
+STRIPS(mxfp4_2, W_MXFP4, 2, 1)
+STRIPS(mxfp4_3, W_MXFP4, 3, 1)
+STRIPS(mxfp4_4, W_MXFP4, 4, 1)
 #undef STRIPS
 
 /* Steps s .., n of them, of one row and the outputs at w. */
@@ -294,18 +300,23 @@ STREAM(W_BF16)
 STREAM(W_MXFP4)
 #undef STREAM
 
-typedef void (*strips_fn)(const gemm *g, size_t r0, size_t r1, size_t o0, size_t o1, int asks);
+typedef void (*strips_fn)(const gemm *g, size_t r0, size_t r1, size_t o0, size_t o1, size_t ahead);
+
+/* By rows: 1 to 4, then 16 and more, whose first four tiles share the requests. */
+enum { STRIPS_16 = MR + 1, N_STRIPS };
 
 /* All outputs of rows r..r+n-1. */
-static void sweep(const gemm *g, const strips_fn *strips, size_t r, size_t n)
+static void sweep(const gemm *g, size_t row_bytes, const strips_fn *strips, size_t r, size_t n)
 {
-    size_t left = n % MR, end = r + n - left;
+    size_t left = n % MR, end = r + n - left, far = distance(4 * row_bytes);
+    strips_fn whole = strips[n >= 4 * MR ? STRIPS_16 : MR];
+    size_t far_left = end > r ? 0 : left > 2 ? far : distance(ACCS / left * row_bytes);
     for (size_t o = 0; o < g->n_out; o += ACCS) {
         size_t o1 = g->n_out - o < ACCS ? g->n_out : o + ACCS;
         if (end > r)
-            strips[MR](g, r, end, o, o1, 1);
+            whole(g, r, end, o, o1, far);
         if (left > 0)
-            strips[left](g, end, end + left, o, o1, end == r);
+            strips[left](g, end, end + left, o, o1, far_left);
     }
 }
 
@@ -319,14 +330,14 @@ static void one_row(const gemm *g, size_t row_bytes, void (*stream)(const gemm *
         from = STREAMS * part;
     }
     if (from < g->n_out)
-        strips(g, 0, 1, from, g->n_out, 1);
+        strips(g, 0, 1, from, g->n_out, distance(ACCS * row_bytes));
 }
 
 void ISA_NAME(gemm_bf16)(float *y, size_t y_stride, const uint16_t *x, size_t x_stride,
                          const uint16_t *w, size_t n_row, size_t n_out, size_t k)
 {
-    static const strips_fn strips[] = {NULL, strips_W_BF16_1, strips_W_BF16_2, strips_W_BF16_3,
-                                       strips_W_BF16_4};
+    static const strips_fn strips[N_STRIPS] = {NULL,          strips_bf16_1, strips_bf16_2,
+                                               strips_bf16_3, strips_bf16_4, strips_bf16_16};
     const gemm g = {y, y_stride, x, x_stride, (const uint8_t *)w, (const uint8_t *)w, n_out, k};
     if (n_row == 1) {
         one_row(&g, 2 * k, stream_W_BF16, strips[1]);
@@ -335,7 +346,7 @@ void ISA_NAME(gemm_bf16)(float *y, size_t y_stride, const uint16_t *x, size_t x_
     size_t keep = KEEP_BYTES / (2 * k) / MR * MR;
     keep = keep < 4 * MR ? 4 * MR : keep;
     for (size_t r = 0; r < n_row; r += keep)
-        sweep(&g, strips, r, n_row - r < keep ? n_row - r : keep);
+        sweep(&g, 2 * k, strips, r, n_row - r < keep ? n_row - r : keep);
 }
 
 /* Computes NaN outputs again in f32: bf16 could not hold a scale, or the activations are not
@@ -361,8 +372,8 @@ void ISA_NAME(gemm_mxfp4_bf16)(float *y, size_t y_stride, const uint16_t *x, siz
                                const uint8_t *packed, const uint8_t *scale, size_t n_row,
                                size_t n_out, size_t k)
 {
-    static const strips_fn strips[] = {NULL, strips_W_MXFP4_1, strips_W_MXFP4_2, strips_W_MXFP4_3,
-                                       strips_W_MXFP4_4};
+    static const strips_fn strips[N_STRIPS] = {NULL,           strips_mxfp4_1, strips_mxfp4_2,
+                                               strips_mxfp4_3, strips_mxfp4_4, strips_mxfp4_4};
     uint16_t ordered[X_ELEMS] __attribute__((aligned(64)));
     size_t keep = X_ELEMS / k; /* rows */
     if (keep == 0) {
@@ -378,7 +389,7 @@ void ISA_NAME(gemm_mxfp4_bf16)(float *y, size_t y_stride, const uint16_t *x, siz
         if (n == 1) {
             one_row(&g, k / 2, stream_W_MXFP4, strips[1]);
         } else {
-            sweep(&g, strips, 0, n);
+            sweep(&g, k / 2, strips, 0, n);
         }
         redo_nan(&g, x + r * x_stride, x_stride, n);
     }
