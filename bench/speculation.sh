@@ -11,8 +11,8 @@ python=/usr/bin/python3
 mkdir -p "$out"
 noise=$out/noise
 [ -e "$noise/draft/config.json" ] ||
-    $python tools/make_checkpoint.py random "$noise/target" --draft "$noise/draft" --hidden 256 --layers 13 \
-        --mla-layers 4,8,12,13 --vocab 3072 >/dev/null
+    $python tools/make_checkpoint.py random "$noise/target" --draft "$noise/draft" --hidden 384 --layers 9 \
+        --mla-layers 4,8,9 --vocab 3072 >/dev/null
 
 # measure DRAFT USERS JSON_TAIL: prints "plain spec speedup min max acceptance"
 measure() {

@@ -2,20 +2,20 @@
 import copy
 import tok
 
-HIDDEN, LAYERS, VOCAB = 256, 13, tok.VOCAB
-MLA_LAYERS = (3, 7, 11, 12)
-BLOCK = 4                                   # AttnRes: snapshots at layers 0, 4, 8, 12
-DENSE = 512
-KDA_HEADS, KDA_DIM = 5, 64                  # KDA width 320
-MLA_HEADS, NOPE, PE, VDIM = 6, 40, 16, 48   # query width 336, value width 288
+HIDDEN, LAYERS, VOCAB = 384, 9, tok.VOCAB
+MLA_LAYERS = (3, 7, 8)
+BLOCK = 3                                   # AttnRes: snapshots at layers 0, 3, 6
+DENSE = 1024
+KDA_HEADS, KDA_DIM = 10, 32                 # KDA width 320
+MLA_HEADS, NOPE, PE, VDIM = 4, 48, 16, 64   # query and value width 256
 QLORA, KVLORA = 96, 64
-EXPERTS, TOP, LATENT, FF, SHARED = 16, 4, 128, 96, 2
+EXPERTS, TOP, LATENT, FF, SHARED = 12, 3, 128, 64, 5
 V_HIDDEN, V_HEADS, V_DIM, V_MLP, V_LAYERS, V_GRID = 128, 4, 48, 512, 4, 16
 EPS, LATENT_EPS, VISION_EPS = 1e-5, 1e-6, 2.0 ** -23
 
 D_LAYERS, D_HEADS, D_QLORA, D_KVLORA, D_NOPE, D_PE, D_V = 2, 4, 96, 64, 48, 16, 48
 D_MLP, D_MARKOV, D_WIDTH = 512, 32, 7
-TAPS = (2, 5, 8, 11)
+TAPS = (1, 4, 7)
 THETA, YARN_FACTOR, YARN_ORIG = 50000.0, 4.0, 1024
 
 # bookkeeping the published file carries; none of it changes the forward pass

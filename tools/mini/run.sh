@@ -14,7 +14,7 @@ export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$work/cache/inductor}
 export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$work/cache/triton}"
 
 draft_2() {
-    python3 "$here/draft.py" "$data" "$work" --start "$work/draft-1" --seed 78 --own 8192 --seconds 146
+    python3 "$here/draft.py" "$data" "$work" --start "$work/draft-1" --seed 78 --own 8192 --seconds 122
 }
 
 for phase in ${@:-compile target draft evaluate golden}; do
@@ -26,10 +26,10 @@ for phase in ${@:-compile target draft evaluate golden}; do
         python3 "$here/draft.py" "$data" "$work" --compile --workers 4 || { kill $target; exit 1; }
         wait $target
         ;;
-    target) python3 "$here/train.py" "$data" "$work" --seconds 565 ;;
+    target) python3 "$here/train.py" "$data" "$work" --seconds 530 ;;
     draft)
         rm -rf "$work/draft" "$work/draft-1" "$work/draft.json" "$work/draft-1.json"       # of another target
-        python3 "$here/draft.py" "$data" "$work" --out draft-1 --seconds 240
+        python3 "$here/draft.py" "$data" "$work" --out draft-1 --seconds 215
         draft_2
         ;;
     draft-2) draft_2 ;;
