@@ -3,11 +3,11 @@
 
     bench/serve_speed.py [MODEL [DRAFT]]      default models/mini, with and without models/mini-dspark; needs `make build`
 
-Share: the answers to one prompt with 1 and with 1 + N tokens are streamed in turns. Their difference in time is N steps as a client
-sees them, their difference in vllm:engine_seconds the same steps as the engine sees them, so both figures of a line come from the
-same steps. The prompt is cached after the first round. Users: so many answers of N tokens at once, in turns as well, by three kinds of
-client: streams read event by event, which takes processor time from a server on the same machine; streams that wait in the socket;
-whole answers.
+Three kinds of client take turns: streams read event by event, which takes processor time from a server on the same machine; streams
+that wait in the socket, so that only the server pays for them; whole answers. Share: the answers to one prompt with 1 and with 1 + N
+tokens. Their difference in time is N steps as a client sees them, their difference in vllm:engine_seconds the same steps as the engine
+sees them, so both figures of a line come from the same steps. The prompt is cached after the first round. Users: so many answers of N
+tokens at once.
 """
 import concurrent.futures
 import json
@@ -29,29 +29,6 @@ N, ROUNDS = 256, 7
 # A completion, because a chat ends with its message: what follows is computed, but not shown, and an event that nobody sees costs little.
 PATH = "/v1/completions"
 BODY = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
-
-
-def timed(server, n_tokens):
-    """(seconds of the answer, seconds in the engine)"""
-    server.wait_idle()
-    before = server.metric("engine_seconds_total")
-    start = time.perf_counter()
-    server.stream(PATH, **BODY, max_tokens=n_tokens)
-    wall = time.perf_counter() - start
-    server.wait_idle()
-    return wall, server.metric("engine_seconds_total") - before
-
-
-def measure(model, draft):
-    options = ["--kimi-policy", "off", "--max-num-seqs", 1]
-    if draft:
-        options += ["--speculative-config", f'{{"method":"dspark","model":"{draft}"}}']
-    with api.serving(*options, model=model) as s:
-        timed(s, N)
-        for i in range(ROUNDS):
-            short, long = timed(s, 1), timed(s, 1 + N)
-            wall, engine = 1e3 * (long[0] - short[0]) / N, 1e3 * (long[1] - short[1]) / N
-            print(f"{'dspark' if draft else 'plain':6}  {i + 1:5}  {wall:12.3f}  {engine:12.3f}  {100 * (wall / engine - 1):7.2f} %", flush=True)
 
 
 def read_events(server, body):
@@ -78,6 +55,37 @@ def read_whole(server, body):
     server.post(PATH, body)
 
 
+READERS = (read_events, read_late, read_whole)
+
+
+def timed(server, read, n_tokens):
+    """(seconds of the answer, seconds in the engine)"""
+    server.wait_idle()
+    before = server.metric("engine_seconds_total")
+    start = time.perf_counter()
+    read(server, dict(BODY, max_tokens=n_tokens))
+    wall = time.perf_counter() - start
+    server.wait_idle()
+    return wall, server.metric("engine_seconds_total") - before
+
+
+def measure(model, draft):
+    name, options = "plain", ["--kimi-policy", "off", "--max-num-seqs", 1]
+    if draft:
+        name, options = "dspark", options + ["--speculative-config", f'{{"method":"dspark","model":"{draft}"}}']
+    with api.serving(*options, model=model) as s:
+        timed(s, read_whole, N)
+        shares = {read: [] for read in READERS}
+        for i in range(ROUNDS):
+            for read in READERS:
+                short, long = timed(s, read, 1), timed(s, read, 1 + N)
+                wall, engine = 1e3 * (long[0] - short[0]) / N, 1e3 * (long[1] - short[1]) / N
+                shares[read].append(100 * (wall / engine - 1))
+                print(f"{name:6}  {i + 1:5}  {read.__name__:11}  {wall:12.3f}  {engine:12.3f}  {shares[read][-1]:7.2f} %", flush=True)
+        for read in READERS:
+            print(f"{name:6}  median {read.__name__:38}{statistics.median(shares[read]):7.2f} %")
+
+
 def together(server, n_users, read):
     """Tokens per second of all users together: as seen by the clients, and by the engine of the time that it works."""
     server.wait_idle()
@@ -94,7 +102,7 @@ def together(server, n_users, read):
 def measure_users(model):
     with api.serving("--kimi-policy", "off", "--max-num-seqs", 8, model=model) as s:
         together(s, 8, read_whole)
-        ratio = {read: [] for read in (read_events, read_late, read_whole)}
+        ratio = {read: [] for read in READERS}
         for i in range(ROUNDS):
             for read in ratio:
                 speed = [together(s, n, read) for n in (1, 2, 4, 8)]
@@ -108,7 +116,7 @@ def measure_users(model):
 def main():
     model = sys.argv[1] if len(sys.argv) > 1 else os.path.join(SOURCE, "models", "mini")
     draft = sys.argv[2] if len(sys.argv) > 2 else os.path.join(SOURCE, "models", "mini-dspark")
-    print("mode    round  ms per token  in the engine  server's share")
+    print("mode    round  clients      ms per token  in the engine  server's share")
     measure(model, None)
     if len(sys.argv) != 2:
         measure(model, draft)
