@@ -21,7 +21,8 @@ enum {
 };
 
 /* Part of the time that probing a useless draft may take. The draft's context rows, which are
- * written for every token, cost up to another 2 %: together that must stay below 5 %. */
+ * written for every token, cost another 0 to 3 %, and its weights take room in the caches: together
+ * it should stay below 5 %, and does not always (docs/dspark.md 8). */
 #define K3_PROBE_SHARE 0.01
 
 /* What a request knows of its drafts. */
@@ -44,12 +45,12 @@ typedef struct {
     double draft_ns[K3_MAX_WIDTH + 1]; /* by width, for one request in the pass */
     double survived, tried;            /* over all requests: the prior of a new one */
     double clock_ns, probed_ns;        /* time of decode steps so far; at the last probe */
-    int64_t lately_tried,
-        lately_won;              /* verdicts since drafts last did not pay; first draft stood */
-    int32_t n_wide;              /* first looks at the full width */
-    int64_t next_look;           /* n_drafting at which a plain step is measured again */
-    int64_t next_doubt;          /* decision at which the costs of wide steps are doubted */
-    int64_t n_plain, n_drafting; /* decisions by kind, for the statistics */
+    int64_t lately_tried;              /* verdicts since drafts last did not pay, and */
+    int64_t lately_won;                /* those whose first draft stood */
+    int32_t n_wide;                    /* first looks at the full width */
+    int64_t next_look;                 /* n_drafting at which a plain step is measured again */
+    int64_t next_doubt;                /* decision at which the costs of wide steps are doubted */
+    int64_t n_plain, n_drafting;       /* decisions by kind, for the statistics */
 } k3i_policy;
 
 void k3i_policy_init(k3i_policy *p, int32_t max_width, bool is_fixed);

@@ -147,3 +147,18 @@ void draft_file_write(const char *dir)
     free(head);
     free(body);
 }
+
+void draft_pair_new(char **target_dir, char **draft_dir)
+{
+    *target_dir = test_dir_new();
+    *draft_dir = test_dir_new();
+    test_model_write(&test_model_pair, *target_dir);
+    draft_file_write(*draft_dir);
+}
+
+int draft_pair_done(int failed, char *target_dir, char *draft_dir)
+{
+    test_dir_remove(target_dir);
+    test_dir_remove(draft_dir);
+    return failed;
+}

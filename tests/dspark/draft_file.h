@@ -12,4 +12,8 @@ extern const test_model test_model_pair;
  * loop. */
 void draft_file_write(const char *dir);
 
+/* A folder with the target and one with its draft; and their end, which passes `failed` on. */
+void draft_pair_new(char **target_dir, char **draft_dir);
+int draft_pair_done(int failed, char *target_dir, char *draft_dir);
+
 #endif

@@ -348,12 +348,6 @@ static void late_rows_are_not_seen(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(late_rows_are_not_seen)};
-    target_dir = test_dir_new();
-    draft_dir = test_dir_new();
-    test_model_write(&test_model_pair, target_dir);
-    draft_file_write(draft_dir);
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    test_dir_remove(target_dir);
-    test_dir_remove(draft_dir);
-    return failed;
+    draft_pair_new(&target_dir, &draft_dir);
+    return draft_pair_done(cmocka_run_group_tests(tests, NULL, NULL), target_dir, draft_dir);
 }

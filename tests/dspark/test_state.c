@@ -356,10 +356,10 @@ static void wrong_drafting_is_refused(void **state)
  */
 
 enum {
-    POS = 8,
-    MORE = 7,
-    PARTS = 64
-}; /* of the snapshots; tokens behind it; pages of one at most */
+    POS = 8,    /* of the snapshots */
+    MORE = 7,   /* tokens behind it */
+    PARTS = 64, /* pages of one at most */
+};
 
 /* Two sequences of one text, cut differently, leave a snapshot each at POS; `later` is the first
  * one's at the end. */
@@ -492,12 +492,6 @@ int main(void)
         cmocka_unit_test(snapshots_of_other_parts_are_refused),
         cmocka_unit_test(memory_is_the_plan),
     };
-    target_dir = test_dir_new();
-    draft_dir = test_dir_new();
-    test_model_write(&test_model_pair, target_dir);
-    draft_file_write(draft_dir);
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    test_dir_remove(target_dir);
-    test_dir_remove(draft_dir);
-    return failed;
+    draft_pair_new(&target_dir, &draft_dir);
+    return draft_pair_done(cmocka_run_group_tests(tests, NULL, NULL), target_dir, draft_dir);
 }

@@ -71,8 +71,8 @@ static void good_drafts_are_used(void **state)
 }
 
 /* Whatever a useless draft costs, and at any number of users: after 16 rounds hardly more than the
- * probes' share is lost. The whole may cost 5 %, and context rows, which are not simulated here,
- * take 2 of them. */
+ * probes' share is lost. The whole may cost 5 %; context rows, which are not simulated here, take 0
+ * to 3 of them. */
 static void useless_drafts_cost_next_to_nothing(void **state)
 {
     (void)state;
