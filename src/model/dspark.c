@@ -132,6 +132,7 @@ static void take(k3i_dspark *d, const k3i_run *run, k3i_bump *b)
     size_t rows = max_size(d->ctx_rows, R);
     ws->x = k3i_bump_take(b, rows * H, act);
     ws->kv = k3i_bump_take(b, rows * d->row_width, sizeof(float));
+    ws->kv_act = k3i_bump_take(b, R * d->row_width, act);
     ws->h = k3i_bump_take(b, rows * H, sizeof(float));
     ws->angles = k3i_bump_take(b, rows * k3i_dspark_rotated(c), sizeof(float));
     ws->taps = k3i_bump_take(b, c->has_tap_norms ? d->ctx_rows * c->n_taps * H : 0, act);

@@ -1,7 +1,9 @@
 /* dspark_attn.c: attention of the draft's block rows, dspark.md 3.3 and 3.5. A row sees the context
- * before the anchor and, unless the draft is causal, the whole block. Keys are gathered in f32, in
- * blocks of K3I_ATTN_KEYS counted from position 0: from the pages below the anchor, from ws->kv
- * above. Absorbed form for MLA, so that all heads share the gathered rows. */
+ * before the anchor and, unless the draft is causal, the whole block. Keys come in blocks of
+ * K3I_ATTN_KEYS counted from position 0: whole blocks of context are read where they lie, in the
+ * pages; what is left of it is copied behind each other with the block's own rows. Absorbed form
+ * for MLA, so that all heads share the keys. In bf16 mode queries, keys and probabilities are bf16
+ * pairs, as in the target's attention. */
 #include "dspark_parts.h"
 
 #include <math.h>
@@ -19,8 +21,11 @@ typedef struct {
 } job;
 
 typedef struct {
-    float *q, *acc, *m, *l, *keys, *o;
-    uint32_t *row_keys;
+    float *q, *acc, *m, *l, *o;
+    void *q_act;        /* the queries as acts */
+    void *tail;         /* acts: keys behind the last whole block of context */
+    size_t *key;        /* [K3I_DSPARK_KEYS] where keys are: act elements from the pool's base */
+    uint32_t *row_keys; /* keys of the tail that a query sees */
 } scratch;
 
 static size_t task_heads(const k3i_draft_config *c)
@@ -36,8 +41,10 @@ size_t k3i_dspark_attn_floats(const k3i_draft_config *c, size_t max_draft)
     size_t dk = c->is_mla ? c->kv_lora_rank + c->qk_rope_head_dim : c->head_dim;
     size_t dv = c->is_mla ? c->kv_lora_rank : c->head_dim;
     size_t out = max_draft * (c->is_mla ? c->v_head_dim : c->head_dim);
-    /* q, acc, m, l, row_keys, keys, o; each part rounded up to a cache line */
-    return n_q * (dk + dv + 3) + K3I_ATTN_KEYS * k3i_dspark_row_width(c) + out + 8 * 16;
+    size_t tail = (K3I_ATTN_KEYS + max_draft) * k3i_dspark_row_width(c);
+    size_t key = K3I_DSPARK_KEYS * sizeof(size_t) / sizeof(float);
+    /* q, q_act, acc, m, l, row_keys, tail, key, o; each part rounded up to a cache line */
+    return n_q * (2 * dk + dv + 3) + tail + key + out + 9 * 16;
 }
 
 static float *part(float **at, size_t n)
@@ -57,12 +64,14 @@ static scratch lay_out(const job *j, size_t member)
     s.m = part(&at, n_q);
     s.l = part(&at, n_q);
     s.row_keys = (void *)part(&at, n_q);
-    s.keys = part(&at, K3I_ATTN_KEYS * j->d->row_width);
+    s.q_act = part(&at, n_q * j->dk);
+    s.tail = part(&at, (K3I_ATTN_KEYS + j->T) * j->d->row_width);
+    s.key = (void *)part(&at, K3I_DSPARK_KEYS * sizeof(size_t) / sizeof(float));
     s.o = at;
     return s;
 }
 
-/* Queries [T, heads, dk] of one task. */
+/* Queries [T, heads, dk] of one task, as acts. */
 static void load_queries(const job *j, const scratch *s, size_t seq, size_t h0, size_t n_heads)
 {
     const k3i_draft_config *c = j->d->cfg;
@@ -70,8 +79,8 @@ static void load_queries(const job *j, const scratch *s, size_t seq, size_t h0, 
     if (!c->is_mla) {
         size_t width = c->n_heads * c->head_dim;
         for (size_t r = 0; r < j->T; r++)
-            memcpy(s->q + r * n_heads * j->dk, j->d->ws->q + (seq * j->T + r) * width + h0 * j->dk,
-                   n_heads * j->dk * sizeof(float));
+            k3i_act_store(j->run, k3i_act_at(j->run, s->q_act, r * n_heads * j->dk),
+                          j->d->ws->q + (seq * j->T + r) * width + h0 * j->dk, n_heads * j->dk);
         return;
     }
     size_t Dn = c->qk_nope_head_dim, Dr = c->qk_rope_head_dim, C = c->kv_lora_rank;
@@ -84,52 +93,73 @@ static void load_queries(const job *j, const scratch *s, size_t seq, size_t h0, 
         for (size_t r = 0; r < j->T; r++)
             memcpy(to + r * n_heads * j->dk + C, q + r * width + Dn, Dr * sizeof(float));
     }
+    k3i_act_store(j->run, s->q_act, s->q, j->T * n_heads * j->dk);
 }
 
-/* Keys of positions [from, from + n) in f32 rows. */
-static void gather(const job *j, const scratch *s, size_t seq, size_t from, size_t n)
+/* Rows of keys and values: by s->key in the pool, or, `off` NULL, behind each other. */
+static void segment(const job *j, const scratch *s, const void *rows, const size_t *off,
+                    size_t kv_head, size_t n_q, size_t n, const uint32_t *row_keys)
 {
     const k3i_dspark *d = j->d;
-    const k3i_block_seq *q = &j->seqs[seq];
-    for (size_t i = 0; i < n; i++) {
-        float *to = s->keys + i * d->row_width;
-        if (from + i < q->pos) {
-            k3i_act_load(j->run, to,
-                         k3i_dspark_row_at(d, j->run, j->pool, j->layer,
-                                           q->blocks[(from + i) / j->pool->block_tokens], from + i),
-                         d->row_width);
-        } else {
-            memcpy(to, d->ws->kv + (seq * j->T + from + i - q->pos) * d->row_width,
-                   d->row_width * sizeof(float));
-        }
+    const k3i_ops *op = j->run->op;
+    bool mla = d->cfg->is_mla;
+    size_t W = d->row_width;
+    const void *k = k3i_act_at(j->run, rows, mla ? 0 : kv_head * j->dk);
+    const void *v = k3i_act_at(j->run, rows, mla ? 0 : W / 2 + kv_head * j->dk);
+    if (j->run->bf16) {
+        op->attn_segment_bf16(s->acc, s->m, s->l, s->q_act, j->dk, k, W, v, W, off, n_q, n,
+                              row_keys, j->dk, j->dv, d->softmax_scale);
+    } else {
+        op->attn_segment(s->acc, s->m, s->l, s->q_act, j->dk, k, W, v, W, off, n_q, n, row_keys,
+                         j->dk, j->dv, d->softmax_scale);
     }
+}
+
+/* s->key of context positions [from, from + n): a look-up a page. */
+static void place_keys(const job *j, const scratch *s, size_t seq, size_t from, size_t n)
+{
+    size_t B = j->pool->block_tokens;
+    for (size_t k = 0; k < n;) {
+        int32_t block = j->seqs[seq].blocks[(from + k) / B];
+        const char *row = k3i_dspark_row_at(j->d, j->run, j->pool, j->layer, block, from + k);
+        size_t at = (size_t)(row - j->pool->base) / j->run->act_bytes;
+        size_t left = B - (from + k) % B, end = n - k < left ? n : k + left;
+        for (; k < end; k++, at += j->d->row_width)
+            s->key[k] = at;
+    }
+}
+
+/* Context from `from` on and the block's rows into s->tail. */
+static void copy_tail(const job *j, const scratch *s, size_t seq, size_t from)
+{
+    const k3i_dspark *d = j->d;
+    size_t n = j->seqs[seq].pos - from, W = d->row_width, bytes = W * j->run->act_bytes;
+    place_keys(j, s, seq, from, n);
+    for (size_t i = 0; i < n; i++)
+        memcpy(k3i_act_at(j->run, s->tail, i * W), k3i_act_at(j->run, j->pool->base, s->key[i]),
+               bytes);
+    memcpy(k3i_act_at(j->run, s->tail, n * W), k3i_act_at(j->run, d->ws->kv_act, seq * j->T * W),
+           j->T * bytes);
 }
 
 static void segments(const job *j, const scratch *s, size_t seq, size_t n_heads, size_t kv_head)
 {
-    const k3i_dspark *d = j->d;
-    size_t n_q = j->T * n_heads, pos = j->seqs[seq].pos, total = pos + j->T;
-    const float *k = s->keys, *v = s->keys;
-    if (!d->cfg->is_mla) {
-        k += kv_head * j->dk;
-        v += d->row_width / 2 + kv_head * j->dk;
-    }
+    size_t n_q = j->T * n_heads, pos = j->seqs[seq].pos,
+           whole = pos / K3I_ATTN_KEYS * K3I_ATTN_KEYS;
     memset(s->acc, 0, n_q * j->dv * sizeof(float));
     for (size_t i = 0; i < n_q; i++) {
         s->m[i] = -INFINITY;
         s->l[i] = 0;
+        s->row_keys[i] = (uint32_t)(pos - whole + i / n_heads + 1);
     }
-    for (size_t from = 0; from < total; from += K3I_ATTN_KEYS) {
-        size_t n = total - from < K3I_ATTN_KEYS ? total - from : K3I_ATTN_KEYS;
-        gather(j, s, seq, from, n);
-        for (size_t i = 0; i < n_q; i++) {
-            size_t sees = d->cfg->causal ? pos + i / n_heads + 1 : total;
-            size_t in = sees > from ? sees - from : 0;
-            s->row_keys[i] = (uint32_t)(in < n ? in : n);
-        }
-        j->run->op->attn_segment(s->acc, s->m, s->l, s->q, j->dk, k, d->row_width, v, d->row_width,
-                                 NULL, n_q, n, s->row_keys, j->dk, j->dv, d->softmax_scale);
+    for (size_t from = 0; from < whole; from += K3I_DSPARK_KEYS) {
+        size_t n = whole - from < K3I_DSPARK_KEYS ? whole - from : K3I_DSPARK_KEYS;
+        place_keys(j, s, seq, from, n);
+        segment(j, s, j->pool->base, s->key, kv_head, n_q, n, NULL);
     }
+    copy_tail(j, s, seq, whole);
+    segment(j, s, s->tail, NULL, kv_head, n_q, pos - whole + j->T,
+            j->d->cfg->causal ? s->row_keys : NULL);
     for (size_t i = 0; i < n_q; i++) {
         float inv = 1 / s->l[i];
         for (size_t c = 0; c < j->dv; c++)
@@ -144,13 +174,16 @@ static void store_output(const job *j, const scratch *s, size_t seq, size_t h0, 
     const k3i_run *run = j->run;
     size_t Dv = c->is_mla ? c->v_head_dim : c->head_dim, C = c->kv_lora_rank;
     size_t width = c->n_heads * Dv;
+    void *latent = s->q_act; /* the queries have been used */
+    if (c->is_mla)
+        k3i_act_store(run, latent, s->acc, j->T * n_heads * C);
     for (size_t h = 0; h < n_heads; h++) {
         const float *o = s->acc + h * j->dv;
         size_t stride = n_heads * j->dv;
         if (c->is_mla) {
             const k3i_bf16 *w = j->d->w->layers[j->layer].mla.kv_b_proj +
                                 ((h0 + h) * (c->qk_nope_head_dim + Dv) + c->qk_nope_head_dim) * C;
-            run->op->gemm_f32(s->o, Dv, o, stride, w, j->T, Dv, C);
+            k3i_gemm(run, s->o, Dv, k3i_act_at(run, latent, h * C), stride, w, j->T, Dv, C);
             o = s->o;
             stride = Dv;
         }

@@ -100,8 +100,8 @@ static void finish_rows(void *arg, size_t i, size_t n)
         float *kv = d->ws->kv + r * d->row_width;
         (c->is_mla ? k3i_dspark_finish_latent : k3i_dspark_finish_keys)(d, g->run, j->layer, kv, cs,
                                                                         tmp);
-        if (g->run->bf16)
-            g->run->op->round_bf16(kv, d->row_width); /* as context rows are stored */
+        k3i_act_store(g->run, k3i_act_at(g->run, d->ws->kv_act, r * d->row_width), kv,
+                      d->row_width); /* as context rows are stored */
         for (size_t h = 0; h < c->n_heads; h++) {
             float *q = d->ws->q + (r * c->n_heads + h) * head;
             if (!c->is_mla)

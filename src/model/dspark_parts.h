@@ -11,9 +11,13 @@ enum { K3I_DSPARK_ROWS = 64 };
 /* Heads of one sequence that an attention task handles. */
 enum { K3I_DSPARK_HEADS = 8 };
 
+/* Keys whose places are looked up together; whole blocks of attention. */
+enum { K3I_DSPARK_KEYS = 8 * K3I_ATTN_KEYS };
+
 struct k3i_dspark_ws {
     void *x;        /* acts [rows, H] */
     float *kv;      /* [rows, row width] */
+    void *kv_act;   /* acts [R, row width]: the block's own keys */
     float *h;       /* [rows, H] residual stream */
     float *angles;  /* [rows, rotated] cosines and sines, the same in all layers */
     void *taps;     /* acts [ctx rows, n_taps H], normed, of drafts with tap norms */

@@ -93,13 +93,13 @@ typedef struct {
     bool dealt; /* the grains of all items, one item after the other, are dealt out */
 } job;
 
-static void gemm(const k3i_run *run, float *y, size_t y_stride, const void *x, const k3i_bf16 *w,
-                 size_t n_row, size_t n_out, size_t k)
+void k3i_gemm(const k3i_run *run, float *y, size_t y_stride, const void *x, size_t x_stride,
+              const k3i_bf16 *w, size_t n_row, size_t n_out, size_t k)
 {
     if (run->bf16) {
-        run->op->gemm_bf16(y, y_stride, x, k, w, n_row, n_out, k);
+        run->op->gemm_bf16(y, y_stride, x, x_stride, w, n_row, n_out, k);
     } else {
-        run->op->gemm_f32(y, y_stride, x, k, w, n_row, n_out, k);
+        run->op->gemm_f32(y, y_stride, x, x_stride, w, n_row, n_out, k);
     }
 }
 
@@ -107,7 +107,8 @@ static void plain_part(const job *j, const k3i_item *it, size_t from, size_t to)
 {
     const k3i_run *run = j->run;
     size_t stride = it->y_stride != 0 ? it->y_stride : it->n_out;
-    gemm(run, it->y + from, stride, it->x, it->w + from * it->k, j->n_row, to - from, it->k);
+    k3i_gemm(run, it->y + from, stride, it->x, it->k, it->w + from * it->k, j->n_row, to - from,
+             it->k);
     if (!run->bf16 || it->kind == K3I_LINEAR_F32)
         return;
     for (size_t r = 0; r < j->n_row; r++)
@@ -118,8 +119,8 @@ static void glu_tile(const k3i_run *run, const k3i_item *it, size_t row, size_t 
                      size_t n_out, float *gate, float *up)
 {
     const void *x = k3i_act_at(run, it->x, row * it->k);
-    gemm(run, gate, n_out, x, it->w + from * it->k, n_row, n_out, it->k);
-    gemm(run, up, n_out, x, it->w_up + from * it->k, n_row, n_out, it->k);
+    k3i_gemm(run, gate, n_out, x, it->k, it->w + from * it->k, n_row, n_out, it->k);
+    k3i_gemm(run, up, n_out, x, it->k, it->w_up + from * it->k, n_row, n_out, it->k);
     if (run->bf16) {
         run->op->round_bf16(gate, n_row * n_out);
         run->op->round_bf16(up, n_row * n_out);

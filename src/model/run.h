@@ -56,6 +56,10 @@ void *k3i_act_at(const k3i_run *run, const void *acts, size_t i);
 void k3i_act_store(const k3i_run *run, void *dst, const float *src, size_t n);
 void k3i_act_load(const k3i_run *run, float *dst, const void *src, size_t n);
 
+/* y = x w^T of acts on the caller alone, not rounded; strides as in kernels.def. */
+void k3i_gemm(const k3i_run *run, float *y, size_t y_stride, const void *x, size_t x_stride,
+              const k3i_bf16 *w, size_t n_row, size_t n_out, size_t k);
+
 typedef enum {
     K3I_LINEAR,     /* y = x w^T, rounded in bf16 mode */
     K3I_LINEAR_F32, /* the same, never rounded: router and logits */
