@@ -148,6 +148,7 @@ static void take(k3i_dspark *d, const k3i_run *run, k3i_bump *b)
     ws->conf_in = k3i_bump_take(b, R * (H + c->markov_rank), act);
     ws->conf = k3i_bump_take(b, R, sizeof(float));
     ws->token = k3i_bump_take(b, R, sizeof *ws->token);
+    ws->best = k3i_bump_take(b, run->n_members * R, sizeof *ws->best);
 }
 
 k3_status k3i_dspark_init(k3i_dspark *d, const k3i_draft_files *files,

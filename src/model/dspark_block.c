@@ -242,49 +242,106 @@ static void block_rows(group *g)
 
 typedef struct {
     const group *g;
-    size_t k;      /* row of the block */
-    float *logits; /* of the group: [n_seqs, T, V] or NULL */
+    size_t k;       /* row of the block */
+    bool biased;    /* ws->z holds the Markov biases */
+    float *logits;  /* of the group: [n_seqs, T, V] or NULL */
+    size_t n_parts; /* of the vocabulary: set by the first member */
 } choice;
 
-/* z = (U + Markov bias) / temperature, and its choice, ties to the lowest id; NaN never wins. */
-static void choose_member(void *arg, size_t i, size_t n)
+/* Most weights of the Markov bias that are worth no team step of their own, in bytes: as long as
+ * they stay in the members' own caches, nobody is held up. */
+enum { BIAS_BYTES = 1 << 20 };
+
+/* The sampled token among z [V] from..to-1, `best` with the largest z among them; its score. */
+static double draw(const k3i_block_seq *q, size_t pos, const float *z, size_t from, size_t to,
+                   size_t *best)
 {
-    const choice *ch = arg;
+    k3i_gumbel noise;
+    k3i_gumbel_init(&noise, q->seed, (int32_t)pos, K3_STREAM_TARGET);
+    double score = (double)z[*best] + k3i_gumbel_at(&noise, (int32_t)*best);
+    for (size_t v = from; v < to; v++) {
+        /* Noise is bounded, so most entries cannot win and draw none. */
+        if (!((double)z[v] + K3I_GUMBEL_MAX >= score))
+            continue;
+        double x = (double)z[v] + k3i_gumbel_at(&noise, (int32_t)v);
+        if (x > score || (x >= score && v < *best)) {
+            score = x;
+            *best = v;
+        }
+    }
+    return score;
+}
+
+/* The best of tokens from..to-1 for sequence s: z = (U + Markov bias) / temperature, ties to the
+ * lowest id; NaN never wins. */
+static k3i_dspark_best best_of(const choice *ch, size_t s, size_t from, size_t to)
+{
     const group *g = ch->g;
     const k3i_dspark *d = g->d;
-    size_t V = d->cfg->vocab_size, from, to;
-    k3i_team_split(g->n_seqs, 1, i, n, &from, &to);
-    for (size_t s = from; s < to; s++) {
-        const k3i_block_seq *q = &g->seqs[s];
-        size_t at = g->first + s, best = 0;
-        float *z = d->ws->z + at * V;
-        g->run->op->add(z, z, d->ws->U + (at * g->T + ch->k) * V, V, 0);
-        if (q->temperature > 0) {
-            for (size_t v = 0; v < V; v++)
-                z[v] /= q->temperature;
+    const k3i_block_seq *q = &g->seqs[s];
+    size_t V = d->cfg->vocab_size, at = g->first + s, best = 0;
+    float *z = d->ws->z + at * V;
+    g->run->op->add(z + from, z + from, d->ws->U + (at * g->T + ch->k) * V + from, to - from, 0);
+    if (q->temperature > 0) {
+        for (size_t v = from; v < to; v++)
+            z[v] /= q->temperature;
+    }
+    if (ch->logits != NULL)
+        memcpy(ch->logits + (s * g->T + ch->k) * V + from, z + from, (to - from) * sizeof *z);
+    g->run->op->argmax(&best, z + from, to - from);
+    if (best == to - from)
+        return (k3i_dspark_best){.id = -1};
+    best += from;
+    double score = (double)z[best];
+    if (q->temperature > 0)
+        score = draw(q, q->pos + ch->k + 1, z, from, to, &best);
+    return (k3i_dspark_best){.score = score, .id = (int32_t)best};
+}
+
+static void choose_member(void *arg, size_t i, size_t n)
+{
+    choice *ch = arg;
+    const group *g = ch->g;
+    const k3i_dspark *d = g->d;
+    size_t V = d->cfg->vocab_size, E = d->cfg->markov_rank, from, to;
+    k3i_team_split(V, K3I_GRAIN, i, n, &from, &to);
+    if (!ch->biased)
+        k3i_gemm(g->run, d->ws->z + g->first * V + from, V,
+                 k3i_act_at(g->run, d->ws->e, g->first * E), E, d->w->markov_w2 + from * E,
+                 g->n_seqs, to - from, E);
+    for (size_t s = 0; s < g->n_seqs; s++)
+        d->ws->best[i * d->block_rows + g->first + s] = best_of(ch, s, from, to);
+    if (i == 0)
+        ch->n_parts = n;
+}
+
+/* ws->token of every sequence for row k, from ws->e. */
+static void choose(const group *g, size_t k, float *logits)
+{
+    k3i_dspark *d = g->d;
+    size_t V = d->cfg->vocab_size, E = d->cfg->markov_rank, first = g->first;
+    choice ch = {.g = g, .k = k, .logits = logits};
+    ch.biased = g->run->ranks.size > 1 || V * E * sizeof(k3i_bf16) > BIAS_BYTES;
+    if (ch.biased) {
+        const k3i_item bias = {.kind = K3I_LINEAR_F32,
+                               .x = k3i_act_at(g->run, d->ws->e, first * E),
+                               .w = d->w->markov_w2,
+                               .n_out = V,
+                               .k = E,
+                               .y = d->ws->z + first * V};
+        k3i_linear(g->run, g->n_seqs, &bias, 1);
+    } else {
+        g->run->weight_bytes += V * E * sizeof(k3i_bf16);
+    }
+    k3i_run_team(g->run, choose_member, &ch, g->n_seqs * V * (ch.biased ? 4 : E + 4));
+    for (size_t s = first; s < first + g->n_seqs; s++) {
+        k3i_dspark_best top = d->ws->best[s];
+        for (size_t i = 1; i < ch.n_parts; i++) {
+            k3i_dspark_best b = d->ws->best[i * d->block_rows + s];
+            if (b.id >= 0 && (top.id < 0 || b.score > top.score))
+                top = b;
         }
-        g->run->op->argmax(&best, z, V);
-        best = best == V ? 0 : best;
-        if (ch->logits != NULL)
-            memcpy(ch->logits + (s * g->T + ch->k) * V, z, V * sizeof *z);
-        if (q->temperature > 0) {
-            k3i_gumbel noise;
-            int32_t pos = (int32_t)(q->pos + ch->k + 1);
-            k3i_gumbel_init(&noise, q->seed, pos, K3_STREAM_TARGET);
-            double top = (double)z[best];
-            double score = top + k3i_gumbel_at(&noise, (int32_t)best);
-            for (size_t v = 0; v < V; v++) {
-                /* Noise is bounded, so most entries cannot win and draw none. */
-                if (!((double)z[v] + K3I_GUMBEL_MAX >= score))
-                    continue;
-                double x = (double)z[v] + k3i_gumbel_at(&noise, (int32_t)v);
-                if (x > score || (x >= score && v < best)) {
-                    score = x;
-                    best = v;
-                }
-            }
-        }
-        d->ws->token[at] = (int32_t)best;
+        d->ws->token[s] = top.id < 0 ? 0 : top.id;
     }
 }
 
@@ -336,17 +393,9 @@ static void markov_loop(const group *g, int32_t *ids, float *confidence, float *
             g->run->op->from_bf16(tmp, d->w->markov_w1 + (size_t)d->ws->token[s] * E, E);
             k3i_act_store(g->run, k3i_act_at(g->run, d->ws->e, s * E), tmp, E);
         }
-        k3i_item bias = {.kind = K3I_LINEAR_F32,
-                         .x = k3i_act_at(g->run, d->ws->e, first * E),
-                         .w = d->w->markov_w2,
-                         .n_out = V,
-                         .k = E,
-                         .y = d->ws->z + first * V};
-        k3i_linear(g->run, g->n_seqs, &bias, 1);
         if (confidence != NULL)
             confidences(g, k, confidence);
-        choice ch = {.g = g, .k = k, .logits = logits};
-        k3i_run_team(g->run, choose_member, &ch, g->n_seqs * V * 4);
+        choose(g, k, logits);
         for (size_t s = 0; s < g->n_seqs; s++)
             ids[s * g->T + k] = d->ws->token[first + s];
     }

@@ -14,24 +14,31 @@ enum { K3I_DSPARK_HEADS = 8 };
 /* Keys whose places are looked up together; whole blocks of attention. */
 enum { K3I_DSPARK_KEYS = 8 * K3I_ATTN_KEYS };
 
+/* The best token of a part of the vocabulary; id -1: none is a number. */
+typedef struct {
+    double score;
+    int32_t id;
+} k3i_dspark_best;
+
 struct k3i_dspark_ws {
-    void *x;        /* acts [rows, H] */
-    float *kv;      /* [rows, row width] */
-    void *kv_act;   /* acts [R, row width]: the block's own keys */
-    float *h;       /* [rows, H] residual stream */
-    float *angles;  /* [rows, rotated] cosines and sines, the same in all layers */
-    void *taps;     /* acts [ctx rows, n_taps H], normed, of drafts with tap norms */
-    float *a;       /* [R, H] sub-layer output */
-    float *qa;      /* [R, Q] */
-    void *qa_act;   /* acts [R, Q] */
-    float *q;       /* [R, N (Dn + Dr)] or [R, N D] */
-    void *o;        /* acts [R, N Dv] or [R, N D] */
-    void *mlp;      /* acts [R, I] */
-    float *U, *z;   /* [R, V] base logits; Markov biases of one step */
-    void *e;        /* acts [R, Markov rank] */
-    void *conf_in;  /* acts [R, H + Markov rank] */
-    float *conf;    /* [R] */
-    int32_t *token; /* [R] token that each sequence chose last */
+    void *x;               /* acts [rows, H] */
+    float *kv;             /* [rows, row width] */
+    void *kv_act;          /* acts [R, row width]: the block's own keys */
+    float *h;              /* [rows, H] residual stream */
+    float *angles;         /* [rows, rotated] cosines and sines, the same in all layers */
+    void *taps;            /* acts [ctx rows, n_taps H], normed, of drafts with tap norms */
+    float *a;              /* [R, H] sub-layer output */
+    float *qa;             /* [R, Q] */
+    void *qa_act;          /* acts [R, Q] */
+    float *q;              /* [R, N (Dn + Dr)] or [R, N D] */
+    void *o;               /* acts [R, N Dv] or [R, N D] */
+    void *mlp;             /* acts [R, I] */
+    float *U, *z;          /* [R, V] base logits; Markov biases of one step */
+    void *e;               /* acts [R, Markov rank] */
+    void *conf_in;         /* acts [R, H + Markov rank] */
+    float *conf;           /* [R] */
+    int32_t *token;        /* [R] token that each sequence chose last */
+    k3i_dspark_best *best; /* [members, R] */
 };
 
 /* Channels that are rotated: Dr, or the whole head. */
