@@ -159,8 +159,10 @@ static void products_match_ref(void **state)
             for (size_t r = 0; r < n_rows; r++)
                 expect_match(ops, kind, rows[r], 13, 96, 110, 135);
             for (size_t o = 0; o < n_outs; o++) {
-                for (size_t r = 1; r < 8; r++)
+                for (size_t r = 1; r < 8; r++) {
+                    expect_match(ops, kind, r, outs[o], 32, 110, 135);
                     expect_match(ops, kind, r, outs[o], 64, 110, 135);
+                }
             }
         }
 }

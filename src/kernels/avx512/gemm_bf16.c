@@ -320,12 +320,35 @@ static void sweep(const gemm *g, size_t row_bytes, const strips_fn *strips, size
     }
 }
 
+/* The first outputs of a single row of 32 columns, as many as come in whole vectors; returns how
+ * many. With one step an output, a tile's addresses and requests would take longer than it does. */
+static size_t narrow_row(const gemm *g)
+{
+    __m512i x = _mm512_loadu_si512(g->x);
+    size_t o = 0;
+    for (; g->n_out - o >= ACCS; o += ACCS) {
+        vec sum[ACCS / 4];
+        UNROLL
+        for (size_t i = 0; i < ACCS / 4; i++) {
+            const uint8_t *w = g->w + 64 * (o + 4 * i);
+            sum[i] = v_quarters(dot_pairs(x, _mm512_loadu_si512(w), v_zero()),
+                                dot_pairs(x, _mm512_loadu_si512(w + 64), v_zero()),
+                                dot_pairs(x, _mm512_loadu_si512(w + 128), v_zero()),
+                                dot_pairs(x, _mm512_loadu_si512(w + 192), v_zero()));
+        }
+        v_store(g->y + o, v_sum_quarters(sum[0], sum[1], sum[2], sum[3]));
+    }
+    return o;
+}
+
 /* All outputs of a single row. */
 static void one_row(const gemm *g, size_t row_bytes, void (*stream)(const gemm *g, size_t part),
                     strips_fn strips)
 {
     size_t part = g->n_out / STREAMS / STREAM_OUTS * STREAM_OUTS, from = 0;
-    if (g->n_out * row_bytes >= STREAM_BYTES) {
+    if (row_bytes == 64 && g->k == 32) {
+        from = narrow_row(g);
+    } else if (g->n_out * row_bytes >= STREAM_BYTES) {
         stream(g, part);
         from = STREAMS * part;
     }
