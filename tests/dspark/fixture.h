@@ -5,7 +5,8 @@
 
 #include "dspark.h"
 
-enum { FIX_VOCAB = 97, FIX_BLOCK = 8, FIX_PAGES = 40, FIX_MAX_POS = 128 };
+/* The vocabulary is worth the whole team's while; positions need more than one look-up of keys. */
+enum { FIX_VOCAB = 6007, FIX_BLOCK = 8, FIX_PAGES = 100, FIX_MAX_POS = 640 };
 
 typedef struct {
     bool gqa, causal, tap_norms, half_split;
