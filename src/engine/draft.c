@@ -19,10 +19,10 @@
  * trained with (dspark.md 1.1). */
 #define DEFAULT_WIDTH 7
 
-/* Rows that wait for their context rows: so many read each weight once for all. A multiple would
- * save nothing more that could be measured with the bundled model (16, 32 and 64 are within the
- * noise), and cost more of a step whenever they are written: 32 take 0.11 ms there. */
-#define WAITING 32
+/* Rows that wait for their context rows: so many read each weight once for all. 64 take 0.19 ms with
+ * the bundled model and two threads, 32 0.11 ms; more would make the step that writes them longer
+ * than it is worth. */
+#define WAITING 64
 
 k3_status k3i_draft_setup(k3_engine *e, k3i_err *err)
 {
