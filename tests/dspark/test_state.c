@@ -482,6 +482,29 @@ static void memory_is_the_plan(void **state)
     k3_close(b);
 }
 
+/* Without drafts, rows wait for their context rows; there is always room for the taps of the
+ * largest batch behind them. */
+static void late_rows_have_their_place(void **state)
+{
+    (void)state;
+    k3_engine *e = open_pair("f32", 1, NULL);
+    drive_kv(e, BLOCKS, 7, 3);
+    const k3i_draft *d = &e->draft;
+    size_t row = d->taps.n * d->files.config.hidden_size * e->run.act_bytes, most = 0;
+    float logits[V];
+    seq s;
+    seq_init(&s, e, 0, 7, 1);
+    for (int32_t i = 0; i < 200; i++) {
+        int32_t id = i % V;
+        forward(&s, &id, 1, 0, logits);
+        commit(&s, 1);
+        assert_true((d->n_waiting + e->opt.max_num_batched_tokens) * row <= d->taps_bytes);
+        most = d->n_waiting > most ? d->n_waiting : most;
+    }
+    assert_true(most > 1);
+    k3_close(e);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -491,6 +514,7 @@ int main(void)
         cmocka_unit_test(snapshots_mix_by_part),
         cmocka_unit_test(snapshots_of_other_parts_are_refused),
         cmocka_unit_test(memory_is_the_plan),
+        cmocka_unit_test(late_rows_have_their_place),
     };
     draft_pair_new(&target_dir, &draft_dir);
     return draft_pair_done(cmocka_run_group_tests(tests, NULL, NULL), target_dir, draft_dir);
