@@ -182,6 +182,11 @@ INLINE vec v_if_lt(vec a, vec b, vec yes, vec no)
     return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
 }
 
+INLINE int v_all_lt(vec a, vec b)
+{
+    return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)) == 0xff;
+}
+
 /* Lanes from n on become `fill`. */
 INLINE vec v_keep_n(vec x, size_t n, vec fill)
 {

@@ -181,6 +181,11 @@ INLINE vec v_if_lt(vec a, vec b, vec yes, vec no)
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
 }
 
+INLINE int v_all_lt(vec a, vec b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) == 0xffff;
+}
+
 /* Lanes from n on become `fill`. */
 INLINE vec v_keep_n(vec x, size_t n, vec fill)
 {
@@ -256,7 +261,10 @@ INLINE __m128 v_sum4(vec a, vec b, vec c, vec d)
 
 INLINE float v_sum(vec x)
 {
-    return _mm_cvtss_f32(v_sum4(x, v_zero(), v_zero(), v_zero()));
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
 }
 
 /* Largest lanes of four vectors; where a lane is NaN the result is unspecified. */
