@@ -46,13 +46,14 @@ void k3i_kda_ws_take(k3i_kda_ws *ws, k3i_bump *b, const k3i_config *cfg, size_t 
     ws->o = k3i_bump_take(b, T * n * d, act);
 }
 
-/* One head's working set: the convolution window, a state, the history, and the rows of a chunk. */
+/* One head's working set: where the rows of its convolutions are, a state, the history, and the
+ * rows of a chunk. */
 size_t k3i_kda_scratch(const k3i_config *cfg)
 {
     size_t d = cfg->kda_head_dim;
-    return align_up(cfg->conv_taps * sizeof(float *)) +
-           (d * d + (3 * (cfg->conv_taps - 1) + 1 + 6 * K3I_KDA_TOKENS) * d + K3I_KDA_TOKENS) *
-               sizeof(float);
+    size_t n_hist = cfg->conv_taps - 1;
+    return align_up(3 * (n_hist + K3I_KDA_TOKENS) * sizeof(float *)) +
+           (d * d + (3 * n_hist + 1 + 6 * K3I_KDA_TOKENS) * d) * sizeof(float);
 }
 
 void k3i_snap_write(const k3i_snap_pages *s, size_t offset, const void *src, size_t bytes)
@@ -94,13 +95,13 @@ typedef struct {
     const job *j;
     const k3i_seq *seq;
     size_t head;
-    const float *raw[3];  /* q, k, v of the sequence's first row, this head */
-    size_t stride;        /* n d */
-    char *state;          /* head state in the slot */
-    char *record;         /* first row record */
-    const float **window; /* [taps]; this and what follows is scratch */
-    float *S_spec, *hist, *conv;
-    float *q, *k, *v, *decay, *e, *o, *beta; /* [K3I_KDA_TOKENS, d], beta [K3I_KDA_TOKENS] */
+    const float *raw[3]; /* q, k, v of the sequence's first row, this head */
+    size_t stride;       /* n d */
+    char *state;         /* head state in the slot */
+    char *record;        /* first row record */
+    const float **rows;  /* [3, n_hist + rows of a chunk]; this and what follows is scratch */
+    float *S_spec, *hist, *y;
+    float *q, *k, *v, *decay, *e, *o; /* [K3I_KDA_TOKENS, d] */
 } head_work;
 
 static const k3i_kda_layout *layout(const head_work *h)
@@ -124,12 +125,15 @@ static void store_history(const head_work *h, ptrdiff_t t)
     const k3i_kda_layout *lay = layout(h);
     const k3i_run *run = h->j->run;
     char *to = h->state + lay->S_bytes;
+    size_t n_old = (size_t)(t + 1) < lay->n_hist ? lay->n_hist - (size_t)(t + 1) : 0;
+    ptrdiff_t first = t + 1 - (ptrdiff_t)lay->n_hist;
     for (size_t x = 0; x < 3; x++) {
-        for (size_t i = 0; i < lay->n_hist; i++) {
-            ptrdiff_t row = t - (ptrdiff_t)lay->n_hist + 1 + (ptrdiff_t)i;
-            k3i_act_store(run, k3i_act_at(run, to, (x * lay->n_hist + i) * lay->d),
-                          raw_row(h, x, row), lay->d);
-        }
+        void *rows = k3i_act_at(run, to, x * lay->n_hist * lay->d);
+        if (n_old > 0) /* side by side */
+            k3i_act_store(run, rows, raw_row(h, x, first), n_old * lay->d);
+        for (size_t i = n_old; i < lay->n_hist; i++)
+            k3i_act_store(run, k3i_act_at(run, rows, i * lay->d),
+                          raw_row(h, x, first + (ptrdiff_t)i), lay->d);
     }
 }
 
@@ -161,17 +165,6 @@ static void record_row(const head_work *h, size_t t, size_t spec, size_t i)
         k3i_act_store(run, k3i_act_at(run, f + 3 * d, x * d), raw_row(h, x, (ptrdiff_t)t), d);
 }
 
-static void convolve(const head_work *h, size_t x, size_t t, float *y)
-{
-    const k3i_kda_layout *lay = layout(h);
-    size_t taps = lay->n_hist + 1;
-    for (size_t i = 0; i < taps; i++)
-        h->window[i] = raw_row(h, x, (ptrdiff_t)(t + i) - (ptrdiff_t)lay->n_hist);
-    h->j->run->op->kda_conv_silu(y, h->window,
-                                 h->j->extra->conv + (h->head * 3 + x) * taps * lay->d, lay->d,
-                                 taps, h->j->run->bf16);
-}
-
 /* Convolution, normalisation, gate and recurrence of n <= K3I_KDA_TOKENS rows from t on state S. */
 static void head_chunk(const head_work *h, size_t t, size_t n, float *S)
 {
@@ -180,22 +173,20 @@ static void head_chunk(const head_work *h, size_t t, size_t n, float *S)
     const k3i_config *cfg = j->m->cfg;
     const k3i_kda_ws *ws = &j->m->ws->kda;
     size_t d = cfg->kda_head_dim, head = h->head, row = h->seq->from + t;
-    for (size_t i = 0; i < n; i++) {
-        convolve(h, 0, t + i, h->conv);
-        op->kda_l2norm(h->q + i * d, h->conv, d, 1.0f / sqrtf((float)d));
-        convolve(h, 1, t + i, h->conv);
-        op->kda_l2norm(h->k + i * d, h->conv, d, 1.0f);
-        convolve(h, 2, t + i, h->v + i * d);
-        op->kda_decay(h->decay + i * d, ws->f + (row + i) * h->stride + head * d,
-                      j->w->dt_bias + head * d, j->extra->exp_a[head], cfg->gate_lower_bound, d);
-        op->sigmoid(h->beta + i, ws->beta + (row + i) * cfg->kda_heads + head, 1, 0);
+    size_t at = row * h->stride + head * d, n_hist = cfg->conv_taps - 1, span = n_hist + n;
+    for (size_t x = 0; x < 3; x++) {
+        for (size_t i = 0; i < span; i++)
+            h->rows[x * span + i] = raw_row(h, x, (ptrdiff_t)(t + i) - (ptrdiff_t)n_hist);
     }
-    op->kda_step(S, h->o, h->e, h->q, h->k, h->v, h->decay, d, h->beta, 1, n, d, d);
-    for (size_t i = 0; i < n; i++) {
-        size_t at = (row + i) * h->stride + head * d;
-        op->kda_out(h->conv, h->o + i * d, ws->gate + at, j->w->o_norm, d, cfg->rms_norm_eps,
+    op->kda_in(h->q, h->k, h->v, h->decay, h->rows, j->extra->conv + head * 3 * cfg->conv_taps * d,
+               ws->f + at, h->stride, j->w->dt_bias + head * d, j->extra->exp_a[head],
+               cfg->gate_lower_bound, n, cfg->conv_taps, d, j->run->bf16);
+    op->kda_step(S, h->o, h->e, h->q, h->k, h->v, h->decay, d,
+                 ws->beta + row * cfg->kda_heads + head, cfg->kda_heads, n, d, d);
+    for (size_t i = 0; i < n; i++, at += h->stride) {
+        op->kda_out(h->y, h->o + i * d, ws->gate + at, j->w->o_norm, d, cfg->rms_norm_eps,
                     j->run->bf16);
-        k3i_act_store(j->run, k3i_act_at(j->run, ws->o, at), h->conv, d);
+        k3i_act_store(j->run, k3i_act_at(j->run, ws->o, at), h->y, d);
     }
 }
 
@@ -242,17 +233,16 @@ static void take_scratch(head_work *h, char *scratch)
 {
     const k3i_kda_layout *lay = layout(h);
     size_t d = lay->d, rows = K3I_KDA_TOKENS * d;
-    h->window = (void *)scratch;
-    h->S_spec = (void *)(scratch + align_up((lay->n_hist + 1) * sizeof(float *)));
+    h->rows = (void *)scratch;
+    h->S_spec = (void *)(scratch + align_up(3 * (lay->n_hist + K3I_KDA_TOKENS) * sizeof(float *)));
     h->hist = h->S_spec + d * d;
-    h->conv = h->hist + 3 * lay->n_hist * d;
-    h->q = h->conv + d;
+    h->y = h->hist + 3 * lay->n_hist * d;
+    h->q = h->y + d;
     h->k = h->q + rows;
     h->v = h->k + rows;
     h->decay = h->v + rows;
     h->e = h->decay + rows;
     h->o = h->e + rows;
-    h->beta = h->o + rows;
 }
 
 static head_work head_of(const job *j, size_t head, const k3i_seq *seq, char *scratch)
@@ -307,12 +297,15 @@ static void heads_member(void *arg, size_t i, size_t n)
         head_rows(&now, (size_t)(now.seq - j->step->seqs));
 }
 
-static void pack_decay_member(void *arg, size_t i, size_t n)
+/* Packs the input of the decay's second product and takes beta's sigmoid. */
+static void between_member(void *arg, size_t i, size_t n)
 {
     const job *j = arg;
     const k3i_kda_ws *ws = &j->m->ws->kda;
-    size_t d = j->m->cfg->kda_head_dim, from, to;
+    size_t d = j->m->cfg->kda_head_dim, heads = j->m->cfg->kda_heads, from, to;
     k3i_team_split(j->step->n_rows, 1, i, n, &from, &to);
+    float *beta = ws->beta + from * heads;
+    j->run->op->sigmoid(beta, beta, (to - from) * heads, 0);
     k3i_act_store(j->run, k3i_act_at(j->run, ws->fa_act, from * d), ws->fa + from * d,
                   (to - from) * d);
 }
@@ -334,7 +327,7 @@ void k3i_kda_in(k3i_text *m, k3i_run *run, const k3i_step *step, size_t layer)
     };
     k3i_linear(run, T, in, sizeof in / sizeof in[0]);
     job j = {.m = m, .run = run, .step = step};
-    k3i_run_team(run, pack_decay_member, &j, T * d);
+    k3i_run_team(run, between_member, &j, T * d);
     const k3i_item decay = {.x = ws->fa_act, .w = w->f_b_proj, .n_out = n * d, .k = d, .y = ws->f};
     k3i_linear(run, T, &decay, 1);
 }

@@ -15,7 +15,7 @@ typedef struct {
     float *q, *k, *v; /* [T, n d] raw projections */
     float *f;         /* [T, n d] decay logits */
     float *gate;      /* [T, n d] */
-    float *beta;      /* [T, n] logits */
+    float *beta;      /* [T, n] logits, then their sigmoid */
     float *fa;        /* [T, d] */
     void *fa_act;     /* [T, d] */
     void *o;          /* acts [T, n d] */

@@ -9,6 +9,15 @@ typedef struct {
     float *q, *k, *v, *decay, *beta;
 } tokens;
 
+static void normalise(float *x, size_t d, float length)
+{
+    double sum = 0;
+    for (size_t i = 0; i < d; i++)
+        sum += (double)x[i] * (double)x[i];
+    for (size_t i = 0; i < d; i++)
+        x[i] = (float)((double)x[i] * (double)length / sqrt(sum + 1e-6));
+}
+
 /* Normalised keys, q scaled by dk^-1/2, decays between `decay_from` and 1, beta near 0, 1 and
  * between. */
 static tokens tokens_new(fx *f, size_t n_tok, size_t dk, size_t dv, float decay_from)
@@ -21,8 +30,8 @@ static tokens tokens_new(fx *f, size_t n_tok, size_t dk, size_t dv, float decay_
     t.decay = fx_floats(f, n_tok * t.stride, 1.0f);
     t.beta = fx_floats(f, n_tok * 3, 1.0f);
     for (size_t i = 0; i < n_tok; i++) {
-        REF->kda_l2norm(t.q + i * t.stride, t.q + i * t.stride, dk, 1.0f / sqrtf((float)dk));
-        REF->kda_l2norm(t.k + i * t.stride, t.k + i * t.stride, dk, 1.0f);
+        normalise(t.q + i * t.stride, dk, 1.0f / sqrtf((float)dk));
+        normalise(t.k + i * t.stride, dk, 1.0f);
         for (size_t c = 0; c < dk; c++) {
             float *a = &t.decay[i * t.stride + c];
             *a = c % 7 == 0 ? 1.0f : decay_from + (1.0f - decay_from) * fabsf(*a);
@@ -154,24 +163,123 @@ static void bits_do_not_depend_on_split(void **state)
         }
 }
 
+/* What a head brings to the recurrence, of tokens whose raw rows lie in reverse order. */
+typedef struct {
+    size_t n_tok, n_tap, d, g_stride;
+    const float *rows[3 * 16];
+    float *w, *g, *bias;
+} raw_rows;
+
+static raw_rows raw_new(fx *f, size_t n_tok, size_t n_tap, size_t d)
+{
+    size_t span = n_tap - 1 + n_tok;
+    raw_rows r = {.n_tok = n_tok, .n_tap = n_tap, .d = d, .g_stride = d + test_rnd(&f->seed) % 5};
+    const float *all = fx_floats(f, 3 * span * d, 4.0f);
+    assert_true(3 * span <= sizeof r.rows / sizeof r.rows[0]);
+    for (size_t i = 0; i < 3 * span; i++)
+        r.rows[i] = all + (3 * span - 1 - i) * d;
+    r.w = fx_floats(f, 3 * n_tap * d, 1.0f);
+    r.g = fx_floats(f, n_tok * r.g_stride, 10.0f);
+    r.bias = fx_floats(f, d, 10.0f);
+    return r;
+}
+
+/* y: q, k, v, decay, [n_tok, d] each. */
+static void run_in(const k3i_ops *ops, const raw_rows *r, float *const *y, int round)
+{
+    ops->kda_in(y[0], y[1], y[2], y[3], r->rows, r->w, r->g, r->g_stride, r->bias, 1.3f, -5.0f,
+                r->n_tok, r->n_tap, r->d, round);
+}
+
+static void inputs_match_ref(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65, 128, 200};
+    static const char *const name[] = {"q", "k", "v", "decay"};
+    const k3i_ops *ops;
+    FOR_EACH_ISA (ops)
+        for (size_t c = 0; c < sizeof sizes / sizeof sizes[0]; c++)
+            for (size_t n_tap = 1; n_tap < 6; n_tap++)
+                for (size_t n_tok = 0; n_tok < 4; n_tok++)
+                    for (int round = 0; round < 2; round++) {
+                        fx f;
+                        fx_init(&f, c);
+                        raw_rows r = raw_new(&f, n_tok, n_tap, sizes[c]);
+                        size_t n = n_tok * r.d;
+                        float *got[4], *want[4];
+                        for (int y = 0; y < 4; y++) {
+                            got[y] = fx_out(&f, n);
+                            want[y] = fx_out(&f, n);
+                        }
+                        run_in(ops, &r, got, round);
+                        run_in(REF, &r, want, round);
+                        /* round: where the f32 results straddle a tie, half of 2^-7 */
+                        for (int y = 0; y < 4; y++)
+                            fx_expect(got[y], want[y], n, round && y < 3 ? 0x1p-8f : fx_tol.kda_in,
+                                      "%s %s d %zu taps %zu tokens %zu", name[y], ops->isa, r.d,
+                                      n_tap, n_tok);
+                        fx_done(&f, "kda_in");
+                    }
+}
+
+/* A token alone gives the bits it has among others. */
+static void inputs_do_not_depend_on_split(void **state)
+{
+    (void)state;
+    enum { TOKENS = 5, TAPS = 4, SPAN = TAPS - 1 + TOKENS };
+    const k3i_ops *ops;
+    FOR_EACH_ISA (ops)
+        for (size_t d = 20; d < 70; d += 12) {
+            fx f;
+            fx_init(&f, d);
+            raw_rows r = raw_new(&f, TOKENS, TAPS, d), one = r;
+            float *all[4], *single[4], *at[4];
+            for (int y = 0; y < 4; y++) {
+                all[y] = fx_out(&f, TOKENS * d);
+                single[y] = fx_out(&f, TOKENS * d);
+            }
+            run_in(ops, &r, all, 1);
+            one.n_tok = 1;
+            for (size_t t = 0; t < TOKENS; t++) {
+                for (size_t i = 0; i < 3 * TAPS; i++)
+                    one.rows[i] = r.rows[i / TAPS * SPAN + t + i % TAPS];
+                one.g = r.g + t * r.g_stride;
+                for (int y = 0; y < 4; y++)
+                    at[y] = single[y] + t * d;
+                run_in(ops, &one, at, 1);
+            }
+            for (int y = 0; y < 4; y++)
+                fx_same(single[y], all[y], TOKENS * d * 4, "kda_in by tokens %s d %zu", ops->isa,
+                        d);
+            fx_done(&f, "kda_in");
+        }
+}
+
 /* Tiny q and k: eps inside the root rules; zero vectors give zeros. */
 static void tiny_keys_are_normalised_with_eps(void **state)
 {
     (void)state;
+    enum { D = 128 };
+    float x[D], w[3 * D], g[D] = {0}, y[4][D];
+    const float *rows[3] = {x, x, x};
+    for (int i = 0; i < 3 * D; i++)
+        w[i] = 1;
     const k3i_ops *ops;
     FOR_EACH_ISA (ops)
         for (int p = -45; p < 1; p += 3) {
-            float x[128], y[128];
-            for (int i = 0; i < 128; i++)
-                x[i] = ldexpf(1.0f, p);
-            double want = ldexp(1.0, p) / sqrt(128.0 * ldexp(1.0, 2 * p) + 1e-6);
-            ops->kda_l2norm(y, x, 128, 1.0f);
-            for (int i = 0; i < 128; i++)
-                assert_true(fabs((double)y[i] - want) <= 1e-6 * want);
+            double raw = ldexp(1.0, p), v = raw / (1 + exp(-raw));
+            double want = v / sqrt(D * v * v + 1e-6);
+            for (int i = 0; i < D; i++)
+                x[i] = (float)raw;
+            ops->kda_in(y[0], y[1], y[2], y[3], rows, w, g, D, g, 1.0f, -5.0f, 1, 1, D, 0);
+            for (int i = 0; i < D; i++) {
+                assert_true(fabs((double)y[1][i] - want) <= 2e-6 * want);
+                assert_true(fabs((double)y[0][i] - want / sqrt(D)) <= 2e-6 * want);
+            }
             memset(x, 0, sizeof x);
-            ops->kda_l2norm(y, x, 128, 1.0f);
-            for (int i = 0; i < 128; i++)
-                assert_true(y[i] == 0);
+            ops->kda_in(y[0], y[1], y[2], y[3], rows, w, g, D, g, 1.0f, -5.0f, 1, 1, D, 0);
+            for (int i = 0; i < D; i++)
+                assert_true(y[0][i] == 0 && y[1][i] == 0 && y[2][i] == 0);
         }
 }
 
@@ -181,6 +289,8 @@ int main(void)
         cmocka_unit_test(steps_match_ref),
         cmocka_unit_test(long_runs_match_ref),
         cmocka_unit_test(bits_do_not_depend_on_split),
+        cmocka_unit_test(inputs_match_ref),
+        cmocka_unit_test(inputs_do_not_depend_on_split),
         cmocka_unit_test(tiny_keys_are_normalised_with_eps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -132,8 +132,11 @@ static void decay_is_bounded(void **state)
     FOR_EACH_ISA (ops)
         for (int i = 0; i < 5; i++) {
             double want = exp(-5.0 / (1 + exp(-1.7 * ((double)gate[i] - 0.25))));
-            float y;
-            ops->kda_decay(&y, gate + i, &bias, 1.7f, -5.0f, 1);
+            static const float one = 1;
+            const float *rows[3] = {&one, &one, &one};
+            const float w[3] = {1, 1, 1};
+            float q, k, v, y;
+            ops->kda_in(&q, &k, &v, &y, rows, w, gate + i, 1, &bias, 1.7f, -5.0f, 1, 1, 1, 0);
             assert_true(fabs((double)y - want) <= 2e-6 * want && y <= 1.0f && y >= 0.0067f);
         }
 }

@@ -3,8 +3,8 @@
 
 #include <math.h>
 
-void k3i_kda_conv_silu__ref(float *y, const float *const *rows, const float *w, size_t n,
-                            size_t n_tap, int round)
+static void conv_silu(float *y, const float *const *rows, const float *w, size_t n, size_t n_tap,
+                      int round)
 {
     for (size_t i = 0; i < n; i++) {
         double sum = 0;
@@ -15,22 +15,32 @@ void k3i_kda_conv_silu__ref(float *y, const float *const *rows, const float *w, 
     }
 }
 
-void k3i_kda_l2norm__ref(float *y, const float *x, size_t d, float scale)
+static void l2norm(float *x, size_t d, double scale)
 {
     double sum = 0;
     for (size_t i = 0; i < d; i++)
         sum += (double)x[i] * (double)x[i];
-    double r = (double)scale / sqrt(sum + 1e-6); /* eps on the sum, inside the root: 4.5.2 */
+    double r = scale / sqrt(sum + 1e-6); /* eps on the sum, inside the root: 4.5.2 */
     for (size_t i = 0; i < d; i++)
-        y[i] = (float)((double)x[i] * r);
+        x[i] = (float)((double)x[i] * r);
 }
 
-void k3i_kda_decay__ref(float *decay, const float *g, const float *dt_bias, float exp_a,
-                        float lower_bound, size_t d)
+void k3i_kda_in__ref(float *q, float *k, float *v, float *decay, const float *const *rows,
+                     const float *w, const float *g, size_t g_stride, const float *dt_bias,
+                     float exp_a, float lower_bound, size_t n_tok, size_t n_tap, size_t d,
+                     int round)
 {
-    for (size_t c = 0; c < d; c++) {
-        double z = (double)exp_a * ((double)g[c] + (double)dt_bias[c]);
-        decay[c] = (float)k3i_ref_exp((double)lower_bound * k3i_ref_sigmoid(z));
+    float *const y[3] = {q, k, v};
+    for (size_t t = 0; t < n_tok; t++) {
+        for (size_t x = 0; x < 3; x++)
+            conv_silu(y[x] + t * d, rows + x * (n_tap - 1 + n_tok) + t, w + x * n_tap * d, d, n_tap,
+                      round);
+        l2norm(q + t * d, d, 1 / sqrt((double)d));
+        l2norm(k + t * d, d, 1);
+        for (size_t c = 0; c < d; c++) {
+            double z = (double)exp_a * ((double)g[t * g_stride + c] + (double)dt_bias[c]);
+            decay[t * d + c] = (float)k3i_ref_exp((double)lower_bound * k3i_ref_sigmoid(z));
+        }
     }
 }
 
