@@ -1,10 +1,10 @@
 /* mla.c: multi-head latent attention, text-model 4.6, in absorbed form on the paged latent cache.
  *
- * A task is a few rows of one sequence times a few heads: their queries are taken into latent space
- * (q_n Wk), run over the sequence's latents in blocks of K3I_ATTN_KEYS counted from position 0, and
- * the result is taken out again (Wv). Each (row, head) is its own softmax in that fixed order, so
- * neither the grouping into tasks nor the page size can be seen in the result. Sources of a row:
- * positions 0..its own. */
+ * A task is a few rows of one sequence, or of several short ones, times a few heads: their queries
+ * are taken into latent space (q_n Wk), run over their sequence's latents in blocks of
+ * K3I_ATTN_KEYS counted from position 0, and the result is taken out again (Wv). Each (row, head)
+ * is its own softmax in that fixed order, so neither the grouping into tasks nor the page size can
+ * be seen in the result. Sources of a row: positions 0..its own. */
 #include "parts.h"
 
 #include <math.h>
@@ -82,8 +82,8 @@ static void norm_member(void *arg, size_t i, size_t n)
 }
 
 typedef struct {
-    const k3i_seq *seq;
-    size_t row, n_rows; /* of the batch; their positions are seq->ctx + row - seq->from ... */
+    const k3i_seq *seq; /* of the first row; the next rows may be of those that follow */
+    size_t row, n_rows; /* of the batch */
     size_t head, n_heads;
     size_t *key;       /* [K3I_MLA_KEYS] where the latents are: act elements from the pool's base */
     float *ql;         /* [rows, heads, W] latent queries */
@@ -109,53 +109,95 @@ static void absorb_queries(const job *j, const task *t)
     }
 }
 
-static void segment(const job *j, const task *t, size_t n_keys, float scale)
+/* Rows of a task that belong to one sequence. */
+typedef struct {
+    const k3i_seq *seq;
+    size_t r, n;  /* rows r .. r + n - 1 of the task */
+    size_t first; /* position of the first */
+} piece;
+
+/* The piece that begins with row r of the task. */
+static piece piece_at(const task *t, const k3i_seq *seq, size_t r)
+{
+    size_t left = seq->from + seq->n_rows - (t->row + r);
+    return (piece){.seq = seq,
+                   .r = r,
+                   .n = left < t->n_rows - r ? left : t->n_rows - r,
+                   .first = seq->ctx + t->row + r - seq->from};
+}
+
+/* Asks for the first latents of a piece: the kernel asks for the others, while it computes. */
+static void ask_keys(const job *j, const piece *p)
+{
+    size_t n = p->first + p->n < K3I_ATTN_KEYS ? p->first + p->n : K3I_ATTN_KEYS;
+    size_t bytes = k3i_latent_width(j->m->cfg) * j->run->act_bytes;
+    for (size_t pos = 0; pos < n; pos++) {
+        const char *key = j->step->pool->base + latent_offset(j, p->seq, pos);
+        for (size_t i = 0; i < bytes; i += K3I_ALIGN)
+            __builtin_prefetch(key + i, 0, 2);
+    }
+}
+
+static void segment(const job *j, const task *t, const piece *p, size_t n_keys, float scale)
 {
     const k3i_ops *op = j->run->op;
-    size_t W = k3i_latent_width(j->m->cfg), C = j->m->cfg->kv_lora_rank, n = t->n_rows * t->n_heads;
-    const void *pool = j->step->pool->base;
+    size_t W = k3i_latent_width(j->m->cfg), C = j->m->cfg->kv_lora_rank;
+    size_t q = p->r * t->n_heads, n = p->n * t->n_heads;
+    const void *pool = j->step->pool->base, *ql = k3i_act_at(j->run, t->ql_act, q * W);
     if (j->run->bf16) {
-        op->attn_segment_bf16(t->acc, t->max, t->sum, t->ql_act, W, pool, 0, pool, 0, t->key, n,
-                              n_keys, t->visible, W, C, scale);
+        op->attn_segment_bf16(t->acc + q * C, t->max + q, t->sum + q, ql, W, pool, 0, pool, 0,
+                              t->key, n, n_keys, t->visible, W, C, scale);
     } else {
-        op->attn_segment(t->acc, t->max, t->sum, t->ql_act, W, pool, 0, pool, 0, t->key, n, n_keys,
-                         t->visible, W, C, scale);
+        op->attn_segment(t->acc + q * C, t->max + q, t->sum + q, ql, W, pool, 0, pool, 0, t->key, n,
+                         n_keys, t->visible, W, C, scale);
     }
 }
 
 /* t->key of positions pos.. : a look-up a page. */
-static void place_keys(const job *j, const task *t, size_t pos, size_t n_keys)
+static void place_keys(const job *j, const task *t, const k3i_seq *seq, size_t pos, size_t n_keys)
 {
     size_t W = k3i_latent_width(j->m->cfg), B = j->step->pool->block_tokens;
     for (size_t k = 0; k < n_keys;) {
-        size_t at = latent_offset(j, t->seq, pos + k) / j->run->act_bytes;
+        size_t at = latent_offset(j, seq, pos + k) / j->run->act_bytes;
         size_t left = B - (pos + k) % B, end = n_keys - k < left ? n_keys : k + left;
         for (; k < end; k++, at += W)
             t->key[k] = at;
     }
 }
 
-static void attend(const job *j, const task *t)
+static void attend_piece(const job *j, const task *t, const piece *p)
 {
     const k3i_config *cfg = j->m->cfg;
-    size_t C = cfg->kv_lora_rank, W = k3i_latent_width(cfg);
-    size_t first = t->seq->ctx + t->row - t->seq->from, end = first + t->n_rows;
+    size_t end = p->first + p->n;
     float scale = 1.0f / sqrtf((float)(cfg->qk_nope_head_dim + cfg->qk_rope_head_dim));
+    for (size_t pos = 0; pos < end; pos += K3I_MLA_KEYS) {
+        size_t n_keys = end - pos < K3I_MLA_KEYS ? end - pos : K3I_MLA_KEYS;
+        place_keys(j, t, p->seq, pos, n_keys);
+        for (size_t r = 0; r < p->n; r++) {
+            size_t visible = p->first + r < pos ? 0 : p->first + r + 1 - pos;
+            for (size_t h = 0; h < t->n_heads; h++)
+                t->visible[r * t->n_heads + h] = (uint32_t)(visible < n_keys ? visible : n_keys);
+        }
+        segment(j, t, p, n_keys, scale);
+    }
+}
+
+static void attend(const job *j, const task *t)
+{
+    size_t C = j->m->cfg->kv_lora_rank, W = k3i_latent_width(j->m->cfg);
     memset(t->acc, 0, t->n_rows * t->n_heads * C * sizeof(float));
     for (size_t i = 0; i < t->n_rows * t->n_heads; i++) {
         t->max[i] = -INFINITY;
         t->sum[i] = 0;
     }
     k3i_act_store(j->run, t->ql_act, t->ql, t->n_rows * t->n_heads * W);
-    for (size_t pos = 0; pos < end; pos += K3I_MLA_KEYS) {
-        size_t n_keys = end - pos < K3I_MLA_KEYS ? end - pos : K3I_MLA_KEYS;
-        place_keys(j, t, pos, n_keys);
-        for (size_t r = 0; r < t->n_rows; r++) {
-            size_t visible = first + r < pos ? 0 : first + r + 1 - pos;
-            for (size_t h = 0; h < t->n_heads; h++)
-                t->visible[r * t->n_heads + h] = (uint32_t)(visible < n_keys ? visible : n_keys);
+    for (piece now = piece_at(t, t->seq, 0), next; now.n > 0; now = next) {
+        next = (piece){0};
+        if (now.r + now.n < t->n_rows) {
+            next = piece_at(t, now.seq + 1, now.r + now.n);
+            ask_keys(j, &next);
         }
-        segment(j, t, n_keys, scale);
+        attend_piece(j, t, &now);
     }
 }
 
@@ -166,8 +208,9 @@ static void leave_latent(const job *j, const task *t)
     const k3i_mla_ws *ws = &j->m->ws->mla;
     size_t C = cfg->kv_lora_rank, Dn = cfg->qk_nope_head_dim, Dv = cfg->v_head_dim;
     for (size_t i = 0; i < t->n_rows * t->n_heads; i++) {
+        float inverse = 1.0f / t->sum[i];
         for (size_t c = 0; c < C; c++)
-            t->acc[i * C + c] /= t->sum[i];
+            t->acc[i * C + c] *= inverse;
     }
     for (size_t h = 0; h < t->n_heads; h++)
         run->op->gemm_f32(t->o + h * Dv, t->n_heads * Dv, t->acc + h * C, t->n_heads * C,
@@ -196,9 +239,26 @@ static void run_task(const job *j, task *t, char *scratch)
     t->sum = t->max + K3I_MLA_QUERIES;
     t->visible = (void *)(t->sum + K3I_MLA_QUERIES);
     t->o = t->sum + 2 * K3I_MLA_QUERIES;
+    piece first = piece_at(t, t->seq, 0);
+    ask_keys(j, &first);
     absorb_queries(j, t);
     attend(j, t);
     leave_latent(j, t);
+}
+
+/* Rows of a task from sequence s on, *ret_seqs sequences. A member that shares no rows takes
+ * several short sequences together, as many queries as its scratch holds: their heads' matrices are
+ * then read once. */
+static size_t task_rows(const job *j, size_t s, size_t end_row, bool together, size_t *ret_seqs)
+{
+    const k3i_step *step = j->step;
+    size_t rows = step->seqs[s].n_rows, most = K3I_MLA_QUERIES / j->heads, n = 1;
+    most = most < K3I_MLA_ROWS ? most : K3I_MLA_ROWS;
+    while (together && s + n < step->n_seqs && step->seqs[s + n].from < end_row &&
+           rows + step->seqs[s + n].n_rows <= most)
+        rows += step->seqs[s + n++].n_rows;
+    *ret_seqs = n;
+    return rows;
 }
 
 /* Tasks are dealt round robin, because those of later rows see more keys; a member that works alone
@@ -206,16 +266,19 @@ static void run_task(const job *j, task *t, char *scratch)
 static void attention_member(void *arg, size_t i, size_t n)
 {
     const job *j = arg;
-    size_t number = 0, from, to;
+    size_t number = 0, from, to, n_seqs;
     bool alone = j->run->n_parts > 0;
     k3i_team_split(j->step->n_rows, 1, i, n, &from, &to);
-    for (size_t s = 0; s < j->step->n_seqs; s++) {
+    for (size_t s = 0; s < j->step->n_seqs; s += n_seqs) {
         const k3i_seq *seq = &j->step->seqs[s];
-        for (size_t r = 0; r < seq->n_rows; r += K3I_MLA_ROWS) {
+        n_seqs = 1;
+        if (alone && (seq->from < from || seq->from >= to))
+            continue;
+        size_t all = task_rows(j, s, to, alone || n == 1, &n_seqs);
+        for (size_t r = 0; r < all; r += K3I_MLA_ROWS) {
             for (size_t g = 0; g < j->n_groups; g++, number++) {
-                size_t head = g * j->heads, rows = seq->n_rows - r,
-                       heads = j->m->cfg->n_heads - head;
-                if (alone ? seq->from < from || seq->from >= to : number % n != i)
+                size_t head = g * j->heads, rows = all - r, heads = j->m->cfg->n_heads - head;
+                if (!alone && number % n != i)
                     continue;
                 task t = {.seq = seq,
                           .row = seq->from + r,

@@ -162,14 +162,32 @@ INLINE void few_values(const attn_pair_seg *g, size_t mr, const float *cells, co
         break;            \
     }
 
-static void few_block(const attn_pair_seg *g, const int32_t *qt, size_t n_q, size_t j0,
-                      size_t n_key)
+/* Asks for keys j .. j + VW - 1, as far as they come before n. */
+INLINE void few_ask(const attn_pair_seg *g, size_t j, size_t n)
 {
-    float s[FEW * K3I_ATTN_KEYS] __attribute__((aligned(64))) = {0};
+    for (size_t end = n - j < VW ? n : j + VW; j < end; j++) {
+        const char *p = (const char *)row_of(g->k, g->key_off, g->k_stride, j);
+        for (size_t at = 0; at < 2 * g->dk; at += 64)
+            _mm_prefetch(p + at, _MM_HINT_T0);
+    }
+}
+
+/* Of n keys those from j0 on, n_key of them. The next block is asked for in portions: all of it at
+ * once would be more than the processor keeps under way. */
+static void few_block(const attn_pair_seg *g, const int32_t *qt, size_t n_q, size_t j0,
+                      size_t n_key, size_t n)
+{
+    float s[FEW * K3I_ATTN_KEYS] __attribute__((aligned(64)));
     float cells[FEW * attn_pair_KEY_CELLS] __attribute__((aligned(64)));
     float keep[VW];
+    for (size_t r = 0; r < n_q; r++) { /* the softmax looks at whole blocks */
+        for (size_t j = n_key / VW * VW; j < K3I_ATTN_KEYS; j += VW)
+            v_store(s + r * K3I_ATTN_KEYS + j, v_zero());
+    }
     for (size_t r = 0; r < n_q; r += FEW_ROWS) {
         for (size_t j = 0; j < n_key; j += VW) {
+            if (r == 0 && j0 + n_key + j < n)
+                few_ask(g, j0 + n_key + j, n);
 #define TILE(mr) few_scores(g, mr, qt + r, s + r * K3I_ATTN_KEYS, j0, j, n_key)
             WITH_FEW(n_q - r, TILE)
 #undef TILE
@@ -206,15 +224,8 @@ static void few_run(const attn_pair_seg *g, size_t n_q)
         for (size_t t = 0; t < g->dk / 2; t++)
             __builtin_memcpy(qt + t * FEW + r, g->q + r * g->q_stride + 2 * t, sizeof *qt);
     }
-    for (size_t j = 0; j < n; j += K3I_ATTN_KEYS) {
-        size_t n_key = n - j < K3I_ATTN_KEYS ? n - j : K3I_ATTN_KEYS, next = j + n_key;
-        for (size_t i = 0; i < K3I_ATTN_KEYS && next + i < n; i++) {
-            const char *p = (const char *)row_of(g->k, g->key_off, g->k_stride, next + i);
-            for (size_t at = 0; at < 2 * g->dk; at += 64)
-                _mm_prefetch(p + at, _MM_HINT_T0);
-        }
-        few_block(g, qt, n_q, j, n_key);
-    }
+    for (size_t j = 0; j < n; j += K3I_ATTN_KEYS)
+        few_block(g, qt, n_q, j, n - j < K3I_ATTN_KEYS ? n - j : K3I_ATTN_KEYS, n);
 }
 
 void ISA_NAME(attn_segment_bf16)(float *acc, float *m, float *l, const uint16_t *q, size_t q_stride,
