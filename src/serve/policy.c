@@ -72,8 +72,11 @@ void k3i_policy_saw_step(k3i_policy *p, int32_t rows, double ns)
 void k3i_policy_saw_draft(k3i_policy *p, int32_t n_reqs, int32_t width, double ns)
 {
     p->clock_ns += ns;
-    if (n_reqs >= 1 && width >= 1 && width <= K3_MAX_WIDTH)
-        blend(&p->draft_ns[width], ns / n_reqs);
+    if (n_reqs < 1 || width < 1 || width > K3_MAX_WIDTH)
+        return;
+    double *seen = &p->draft_ns[width], one = ns / n_reqs;
+    /* As with steps: a pass that was interrupted adds no more than one of twice the mean. */
+    blend(seen, *seen > 0.0 ? fmin(one, 2 * *seen) : one);
 }
 
 void k3i_policy_saw_verdict(k3i_policy *p, k3i_policy_req *r, int32_t width, int32_t accepted)
@@ -193,9 +196,10 @@ static int32_t grow(const k3i_policy *p, int32_t n, k3i_policy_req *const *reqs,
     return largest;
 }
 
-/* The costs of wider steps may have been measured in a bad moment. They are believed a little less
- * each time, until one looks cheap enough to be measured again. */
-static void doubt_costs(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, int32_t total)
+/* The costs of wider steps and of wider draft passes may have been measured in a bad moment. They
+ * are believed a little less each time, until one looks cheap enough to be measured again. */
+static void doubt_costs(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, int32_t total,
+                        int32_t widest)
 {
     double survive = 0.0;
     for (int32_t i = 0; i < n; i++)
@@ -210,6 +214,11 @@ static void doubt_costs(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, i
             c->ns = fmax(least, c->ns * DOUBT);
             c->is_doubted = true;
         }
+    }
+    double pass = widest > 0 ? draft_cost(p, widest) : 0.0;
+    for (int32_t w = widest + 1; w <= K3_MAX_WIDTH; w++) {
+        if (p->draft_ns[w] > pass)
+            p->draft_ns[w] = fmax(pass, p->draft_ns[w] * DOUBT);
     }
 }
 
@@ -249,7 +258,7 @@ static int32_t adapt(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, cons
         int32_t total = 0;
         for (int32_t i = 0; i < n; i++)
             total += ret[i];
-        doubt_costs(p, n, reqs, total);
+        doubt_costs(p, n, reqs, total, largest);
     }
     return largest > 0 ? largest : probe(p, n, cap, ret);
 }

@@ -8,6 +8,8 @@ typedef struct {
     int32_t interrupted_every; /* of so many steps one takes 30 times as long; 0: none */
     int32_t useless_until;     /* until this step no draft survives */
     int32_t slow_until;        /* until this step, steps with drafts take 10 times as long */
+    int32_t pass_interrupted;  /* of so many draft passes one takes 30 times as long; 0: none */
+    int32_t short_every;       /* in one of so many steps there is room for one draft less */
 } machine;
 
 /* Runs `n` users for `n_steps`; returns tokens per ns, *ret_time the total. */
@@ -41,12 +43,16 @@ static double simulate(k3i_policy *p, const machine *m, int32_t n, int32_t n_ste
             ns *= 10;
         k3i_policy_saw_step(p, rows, ns);
         time += ns;
+        for (int32_t i = 0; i < n; i++)
+            cap[i] = p->max_width - (m->short_every > 0 && step % m->short_every == 0);
         int32_t widest = k3i_policy_choose(p, n, reqs, cap, width);
         if (widest > 0) {
             int32_t drafting = 0;
             for (int32_t i = 0; i < n; i++)
                 drafting += width[i] > 0;
             ns = drafting * (m->draft + m->per_draft * widest);
+            if (m->pass_interrupted > 0 && step % m->pass_interrupted == 1)
+                ns *= 30;
             k3i_policy_saw_draft(p, drafting, widest, ns);
             time += ns;
         }
@@ -169,6 +175,30 @@ static void a_bad_start_is_forgotten(void **state)
     }
 }
 
+/* A draft pass that was interrupted says nothing about its width. */
+static void interrupted_passes_do_not_narrow_drafts(void **state)
+{
+    (void)state;
+    machine m = {.step = 3.5e5,
+                 .per_row = 7e4,
+                 .draft = 1.5e5,
+                 .per_draft = 1e4,
+                 .survive = 0.97,
+                 .short_every = 50}; /* so that the cost of width 6 is known as well */
+    for (int32_t every = 900; every >= 100; every /= 3) {
+        m.pass_interrupted = every;
+        k3i_policy p, fixed;
+        double time, tokens;
+        k3i_policy_init(&fixed, 7, true);
+        double best = simulate(&fixed, &m, 1, 3000, 3, &time, &tokens);
+        k3i_policy_init(&p, 7, false);
+        double rate = simulate(&p, &m, 1, 3000, 3, &time, &tokens);
+        print_message("one pass in %d is interrupted: %.3f of the best width\n", every,
+                      rate / best);
+        assert_true(rate > 0.99 * best);
+    }
+}
+
 static void caps_hold(void **state)
 {
     (void)state;
@@ -208,6 +238,7 @@ int main(void)
         cmocka_unit_test(width_follows_cost),
         cmocka_unit_test(recovery_is_noticed),
         cmocka_unit_test(a_bad_start_is_forgotten),
+        cmocka_unit_test(interrupted_passes_do_not_narrow_drafts),
         cmocka_unit_test(caps_hold),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
