@@ -1,6 +1,8 @@
 """Makes the data folder: tokenizer, tokenised corpus, Fashion-MNIST files.
 
-    python prepare.py TEXT.txt FASHION_DIR OUT_DIR
+    python prepare.py TEXT.txt FASHION_DIR OUT_DIR [TOKENIZER]
+
+With TOKENIZER (a tiktoken.model) the vocabulary is that one; a new one would not fit an exported model.
 """
 import collections, os, random, shutil, sys
 import numpy as np
@@ -60,16 +62,19 @@ def task_pieces():
     return out
 
 
-def main(text, fashion, out):
+def main(text, fashion, out, tokenizer=None):
     os.makedirs(out, exist_ok=True)
     blocks = [b.split("\n") for b in open(text).read().strip().split("\n\n")]
-    counts = collections.Counter()
-    for i, block in enumerate(blocks):
-        if i % 40 != 39:
-            for para in block:
-                counts.update(m.group() for m in tok.PATTERN.finditer(para))
-    counts.update(task_pieces())
-    tok.save(tok.train(counts), f"{out}/tiktoken.model")
+    if tokenizer:
+        shutil.copy(tokenizer, f"{out}/tiktoken.model")
+    else:
+        counts = collections.Counter()
+        for i, block in enumerate(blocks):
+            if i % 40 != 39:
+                for para in block:
+                    counts.update(m.group() for m in tok.PATTERN.finditer(para))
+        counts.update(task_pieces())
+        tok.save(tok.train(counts), f"{out}/tiktoken.model")
     tok.dump_config(f"{out}/tokenizer_config.json")
     t = tok.Tokenizer(f"{out}/tiktoken.model")
     ids, starts, held = [], [], []
@@ -87,4 +92,4 @@ def main(text, fashion, out):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    main(*sys.argv[1:5])
