@@ -111,12 +111,6 @@ class Data:
                 conv.tool_result(name, i + 1, text)
             conv.assistant("Say it.", turn.after)
 
-    def sort_conversation(self, r):
-        conv = self.new(r)
-        for _ in range(r.choice((1, 2, 3))):
-            self.say(conv, tasks.sort(r, 0.4))
-        return conv
-
     def chat_conversation(self, r):
         conv = self.new(r)
         shares = tasks.CHAT if conv.thinking else tasks.CHAT_OFF
@@ -210,8 +204,6 @@ class Data:
                 conv = self.vision_conversation(r)
             elif kind == "arithmetic":
                 conv = self.arithmetic_conversation(r)
-            elif kind == "sort":
-                conv = self.sort_conversation(r)
             elif kind == "lookup":
                 conv = self.lookup_conversation(r)
             else:
@@ -239,12 +231,10 @@ class Data:
             ids, weight = ids + [PAD] * pad, weight + [0.0] * pad
         return ids[:length], weight[:length], pics
 
-    def batch(self, i, length, n_tokens=16384, shares=None):
-        """shares: {kind of row: its share}; None: those of training."""
+    def batch(self, i, length, n_tokens=16384):
         r = random.Random(f"{self.seed}/{i}/{length}")
         rows = n_tokens // length
-        shares = shares or dict(zip(KINDS, FIRST if length == 512 and i < FIRST_BATCHES else MIX[length]))
-        kinds = r.choices(list(shares), shares.values(), k=rows)
+        kinds = r.choices(KINDS, FIRST if length == 512 and i < FIRST_BATCHES else MIX[length], k=rows)
         budget = [N_SMALL, N_LARGE]
         small = np.zeros((N_SMALL, 16, 588), np.uint8)
         large = np.zeros((N_LARGE + AUX_SCENES, 64, 588), np.uint8)

@@ -153,26 +153,6 @@ def loss(p, taps, final, anchors, ids, valid, embed, head, cos, sin):
     return value, torch.cat((value.detach().view(1), run.sum(0) / v.sum(0).clamp_min(1)))
 
 
-@torch.no_grad()
-def supervision(target, b, T, anchors):
-    """What `loss` compares the draft with, by the frozen target (model.Target): taps, what the head reads,
-    about `anchors` positions drawn from those that are answered, ids, and which rows of a block count."""
-    B = b["ids"].numel() // T
-    lm, _ = target.features(b)
-    taps, p = [], target.p
-    blocks, P = target.layers(target.embed(b, lm), T, taps=taps)
-    final = target.mix_norm([*blocks, P], p["model.output_attn_res_norm.weight"],
-                            p["model.output_attn_res_proj.weight"], p["model.norm.weight"])
-    taps = torch.cat(taps, -1).view(B, T, -1)
-    ids, wt = b["ids"].view(B, T), b["weight"].view(B, T) > 0   # wt[p]: p + 1 is answered
-    noise = torch.rand(B, T, device=ids.device) * wt
-    noise[:, T - W:] = 0
-    at = noise.topk(max(1, anchors // B), -1).indices.clamp_max(T - W - 1)
-    rows = (at.unsqueeze(-1) + torch.arange(W, device=ids.device)).view(B, -1)
-    valid = wt.gather(1, rows).view(B, -1, W).float().cumprod(-1)
-    return taps, final.view(B, T, -1), at, ids, valid
-
-
 class DraftTrainer(Trainer):
     """The frozen target's forward pass, then one AdamW step of the draft; one CUDA graph per T."""
     def __init__(self, device, weights, seed):
@@ -189,34 +169,45 @@ class DraftTrainer(Trainer):
         self.loss_fn = torch.compile(loss, dynamic=False) if device == "cuda" else loss
 
     def compute(self, T):
-        value, out = self.loss_fn(self.params, *supervision(self.model, self.batch, T, ANCHORS),
-                                  self.leaves["model.embed_tokens.weight"], self.leaves["lm_head.weight"],
-                                  self.cos, self.sin)
+        b = self.batch
+        B = b["ids"].numel() // T
+        A = max(1, ANCHORS // B)
+        with torch.no_grad():
+            lm, _ = self.model.features(b)
+            taps = []
+            blocks, P = self.model.layers(self.model.embed(b, lm), T, taps=taps)
+            p = self.leaves
+            final = self.model.mix_norm([*blocks, P], p["model.output_attn_res_norm.weight"],
+                                        p["model.output_attn_res_proj.weight"], p["model.norm.weight"])
+            taps = torch.cat(taps, -1).view(B, T, -1)
+            ids, wt = b["ids"].view(B, T), b["weight"].view(B, T) > 0   # wt[p]: p + 1 is answered
+            noise = torch.rand(B, T, device=ids.device) * wt
+            noise[:, T - W:] = 0
+            anchors = noise.topk(A, -1).indices.clamp_max(T - W - 1)
+            at = (anchors.unsqueeze(-1) + torch.arange(W, device=ids.device)).view(B, -1)
+            valid = wt.gather(1, at).view(B, A, W).float().cumprod(-1)
+        value, out = self.loss_fn(self.params, taps, final.view(B, T, -1), anchors, ids, valid,
+                                  p["model.embed_tokens.weight"], p["lm_head.weight"], self.cos, self.sin)
         value.backward()
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)
         self.out.copy_(out)
 
 
-def own_prompts(data, count, seed):
-    """Beginnings for texts that the target itself goes on with: plain text, and a quarter in chat."""
-    r, out = random.Random(seed), []
+@torch.no_grad()
+def own_text(weights, data, device, count, new=200, seed=5):
+    """[(prompt ids, ids the target wrote)]: plain continuations and chat continuations, greedy."""
+    r, rows = random.Random(seed), min(count, 8192)
+    prompts = []
     for k in range(count):
         if k % 4:
             ids = [x for p in data.corpus.run(r, 64) for x in p]
-            out.append(ids[:r.randrange(8, 64)])
+            prompts.append((ids[:r.randrange(8, 64)], {}))
         else:
             conv = data.new(r)
             conv.user(data.continuation(r).user)
             conv.generation_prompt()
-            out.append(conv.ids)
-    return out
-
-
-@torch.no_grad()
-def own_text(weights, data, device, count, new=200, seed=5):
-    """[(prompt ids, ids the target wrote)]: plain continuations and chat continuations, greedy."""
-    rows, prompts = min(count, 8192), [(ids, {}) for ids in own_prompts(data, count, seed)]
+            prompts.append((conv.ids, {}))
     engine = Engine({n: w.to(device) for n, w in weights.items()}, device)
     run = Runner(engine, rows, max(len(p) for p, _ in prompts) + new)
     out = []

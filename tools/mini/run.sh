@@ -1,7 +1,7 @@
 #!/bin/sh
 # run.sh DATA_DIR WORK_DIR [PHASE...]: makes the bundled model on one GPU of the H200 class.
 # Without a phase all of them in order, about twenty-five minutes; none takes more than ten. `draft-2` repeats
-# the second half of `draft`; `polish` goes on training a target, also without a GPU.
+# the second half of `draft`.
 set -e
 here=$(dirname "$0")
 data=$1
@@ -33,12 +33,6 @@ for phase in ${@:-compile target draft evaluate golden}; do
         draft_2
         ;;
     draft-2) draft_2 ;;
-    polish)         # replaces the target; what it was stays beside it
-        rm -rf "$work/polished" "$work/target-before"
-        python3 "$here/polish.py" "$data" "$work/target" "$work/polished"
-        mv "$work/target" "$work/target-before"
-        mv "$work/polished" "$work/target"
-        ;;
     evaluate) python3 "$here/evaluate.py" "$data" "$work/target" "$work/draft" "$work/results.json" ;;
     golden) python3 "$here/golden.py" "$data" "$work/target" "$work/draft" "$work/golden" ;;
     *) echo "run.sh: no such phase: $phase" >&2; exit 2 ;;

@@ -192,24 +192,21 @@ def items_of(r, kind, n):
 
 
 def insertion(items, key, reverse=False):
-    """Insertion sort as text: (the steps, the comparisons in it).
+    """Insertion sort as text: (the steps, the separators at which a step decides).
 
-    A step names the next item of the question, compares items of the list so far with it, one after the
-    other, until one comes after it, and writes the new list. "fig <" says that fig comes before the item of
-    the step in the order of `key`, whichever way the list is sorted.
+    A step names the next item of the question and writes the sorted list with it. A semicolon stands before
+    the item just inserted, a colon or comma before every other: each one tells which of two items comes
+    first, the new one or the next of the list before. After the semicolon the rest is copied.
     """
-    out, text, comparisons = [items[0]], items[0] + ".", []
+    out, text, decisions = [items[0]], items[0] + ".", []
     for x in items[1:]:
-        text += f" {x}:"
-        for y in out:
-            less = key(y) < key(x)
-            text += f" {y} <" if less else f" {y} >"
-            comparisons.append("<" if less else ">")
-            if less == reverse:
-                break
         out = sorted(out + [x], key=key, reverse=reverse)
-        text += "; " + ", ".join(out) + "."
-    return text, comparisons
+        k = out.index(x)
+        marks = [":"] + [","] * (len(out) - 1)
+        marks[k] = ";"
+        text += f" {x}" + "".join(f"{m} {y}" for m, y in zip(marks, out)) + "."
+        decisions += marks[:k + 1]
+    return text, decisions
 
 
 def sort(r, close=0.0):
@@ -231,10 +228,10 @@ def sort(r, close=0.0):
         ask = r.choice(["Sort: {}", "Sort this list: {}"])
         key, down = lambda x: (not x.isdigit(), int(x) if x.isdigit() else 0, x), False
         note = f"{n} items, numbers first, then words."
-    steps, comparisons = insertion(items, key, down)
+    steps, decisions = insertion(items, key, down)
     answer = ", ".join(sorted(items, key=key, reverse=down))
     return Turn(ask.format(", ".join(items)), f"{note} {steps}", answer, crux=((answer, "list"),),
-                think_crux=tuple((sign, "order") for sign in comparisons))
+                think_crux=tuple((mark, "order") for mark in decisions))
 
 
 def reverse(r):
