@@ -100,9 +100,8 @@ void k3i_dspark_rotate(const k3i_dspark *d, const k3i_ops *op, float *x, const f
 void *k3i_dspark_row_at(const k3i_dspark *d, const k3i_run *run, const k3i_pool *pool, size_t layer,
                         int32_t block, size_t pos)
 {
-    char *page = pool->base + (size_t)block * pool->page_bytes;
-    return page + pool->layer_offset[d->first_layer + layer] +
-           pos % pool->block_tokens * d->row_width * run->act_bytes;
+    size_t bytes = d->row_width * run->act_bytes;
+    return pool->base + k3i_page_row(pool, d->first_layer + layer, block, pos, bytes);
 }
 
 static size_t max_size(size_t a, size_t b)

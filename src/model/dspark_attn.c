@@ -115,18 +115,11 @@ static void segment(const job *j, const scratch *s, const void *rows, const size
     }
 }
 
-/* s->key of context positions [from, from + n): a look-up a page. */
+/* s->key of context positions [from, from + n). */
 static void place_keys(const job *j, const scratch *s, size_t seq, size_t from, size_t n)
 {
-    size_t B = j->pool->block_tokens;
-    for (size_t k = 0; k < n;) {
-        int32_t block = j->seqs[seq].blocks[(from + k) / B];
-        const char *row = k3i_dspark_row_at(j->d, j->run, j->pool, j->layer, block, from + k);
-        size_t at = (size_t)(row - j->pool->base) / j->run->act_bytes;
-        size_t left = B - (from + k) % B, end = n - k < left ? n : k + left;
-        for (; k < end; k++, at += j->d->row_width)
-            s->key[k] = at;
-    }
+    k3i_page_keys(j->pool, j->d->first_layer + j->layer, j->seqs[seq].blocks, from, n,
+                  j->d->row_width, j->run->act_bytes, s->key);
 }
 
 /* Context from `from` on and the block's rows into s->tail. */

@@ -49,8 +49,7 @@ static size_t latent_offset(const job *j, const k3i_seq *seq, size_t pos)
 {
     const k3i_pool *p = j->step->pool;
     size_t bytes = k3i_latent_width(j->m->cfg) * j->run->act_bytes;
-    return (size_t)seq->blocks[pos / p->block_tokens] * p->page_bytes + p->layer_offset[j->index] +
-           pos % p->block_tokens * bytes;
+    return k3i_page_row(p, j->index, seq->blocks[pos / p->block_tokens], pos, bytes);
 }
 
 /* Query norm, latent norm, and the latents into their pages (the normed latent, the raw pe key). */
@@ -153,26 +152,15 @@ static void segment(const job *j, const task *t, const piece *p, size_t n_keys, 
     }
 }
 
-/* t->key of positions pos.. : a look-up a page. */
-static void place_keys(const job *j, const task *t, const k3i_seq *seq, size_t pos, size_t n_keys)
-{
-    size_t W = k3i_latent_width(j->m->cfg), B = j->step->pool->block_tokens;
-    for (size_t k = 0; k < n_keys;) {
-        size_t at = latent_offset(j, seq, pos + k) / j->run->act_bytes;
-        size_t left = B - (pos + k) % B, end = n_keys - k < left ? n_keys : k + left;
-        for (; k < end; k++, at += W)
-            t->key[k] = at;
-    }
-}
-
 static void attend_piece(const job *j, const task *t, const piece *p)
 {
     const k3i_config *cfg = j->m->cfg;
-    size_t end = p->first + p->n;
+    size_t end = p->first + p->n, W = k3i_latent_width(cfg);
     float scale = 1.0f / sqrtf((float)(cfg->qk_nope_head_dim + cfg->qk_rope_head_dim));
     for (size_t pos = 0; pos < end; pos += K3I_MLA_KEYS) {
         size_t n_keys = end - pos < K3I_MLA_KEYS ? end - pos : K3I_MLA_KEYS;
-        place_keys(j, t, p->seq, pos, n_keys);
+        k3i_page_keys(j->step->pool, j->index, p->seq->blocks, pos, n_keys, W, j->run->act_bytes,
+                      t->key);
         for (size_t r = 0; r < p->n; r++) {
             size_t visible = p->first + r < pos ? 0 : p->first + r + 1 - pos;
             for (size_t h = 0; h < t->n_heads; h++)

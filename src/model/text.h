@@ -6,6 +6,7 @@
 #define K3I_TEXT_H
 
 #include "bind.h"
+#include "pages.h"
 #include "run.h"
 
 /* ---- memory by plan ----------------------------------------------------------------------------
@@ -56,13 +57,6 @@ typedef struct {
 
 /* ---- one step ----------------------------------------------------------------------------------
  */
-
-/* The latents of all MLA layers, target then draft: page [layers][block_tokens, row] acts. */
-typedef struct {
-    char *base;
-    size_t page_bytes, block_tokens;
-    const size_t *layer_offset; /* [MLA layers] bytes from the start of a page */
-} k3i_pool;
 
 typedef struct {
     size_t from, n_rows;   /* rows of the batch */
