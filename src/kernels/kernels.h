@@ -10,10 +10,6 @@
 
 #include <stddef.h>
 
-/* Keys a block of attn_segment holds: four 16-lane vectors. Part of the result: changing it changes
- * bits. */
-#define K3I_ATTN_KEYS 64
-
 typedef struct k3i_ops {
     const char *isa; /* "ref", "avx2", "avx512", "avx512-plain" */
 #define OP(name, class, args) void(*name) args;
