@@ -50,6 +50,9 @@ static void conversions_match_ref(void **state)
             ops->from_bf16(y, h, n);
             REF->from_bf16(want, h, n);
             fx_same(y, want, n * sizeof *y, "from_bf16 %s n %zu", ops->isa, n);
+            void *odd = memcpy(fx_new(&f, n * sizeof *h, 1, 1), h, n * sizeof *h);
+            ops->from_bf16(y, odd, n);
+            fx_same(y, want, n * sizeof *y, "from_bf16 at an odd address %s n %zu", ops->isa, n);
             ops->round_bf16(x, n);
             fx_same(x, want, n * sizeof *y, "round_bf16 %s n %zu", ops->isa, n);
             fx_done(&f, "conversions");

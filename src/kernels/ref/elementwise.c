@@ -11,7 +11,7 @@ static float rounded(float x, int round)
 void k3i_from_bf16__ref(float *y, const k3i_bf16 *x, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        y[i] = k3i_from_bf16(x[i]);
+        y[i] = k3i_ref_bf16_at(x, i);
 }
 
 void k3i_to_bf16__ref(k3i_bf16 *y, const float *x, size_t n)

@@ -7,12 +7,9 @@
 static const float e2m1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-/* Weights lie where the checkpoint has them, possibly at odd addresses. */
 static double weight(const k3i_bf16 *w, size_t i)
 {
-    k3i_bf16 h;
-    memcpy(&h, (const char *)w + i * sizeof h, sizeof h);
-    return (double)k3i_from_bf16(h);
+    return (double)k3i_ref_bf16_at(w, i);
 }
 
 static double weight_f32(const float *w, size_t i)

@@ -10,6 +10,14 @@
 #include "kernels.def"
 #undef OP
 
+/* Weight i: they lie where the checkpoint has them, possibly at odd addresses. */
+static inline float k3i_ref_bf16_at(const k3i_bf16 *w, size_t i)
+{
+    k3i_bf16 h;
+    memcpy(&h, (const char *)w + i * sizeof h, sizeof h);
+    return k3i_from_bf16(h);
+}
+
 /* Own functions, so that results do not depend on the version of libm. Error below 1e-14 relative.
  */
 double k3i_ref_exp(double x);
