@@ -348,35 +348,32 @@ static const k3i_option *find_key(const k3i_args *args, const char *key, size_t 
     return NULL;
 }
 
-/* A text of the engine or the scheduler, which know an option by its key: "option 'threads'", and
- * wherever it cannot be a word of the sentence, max_num_seqs. People gave it by its name, or by the
- * environment. */
+/* The engine's "option 'max_model_len' is ..." and "isa: ...", with the name that people gave: the
+ * option's, or that of the environment. Nothing else is touched, since a key may also be a word
+ * that somebody typed; texts of our own begin otherwise. */
 static void print_named(const k3i_args *args, const char *text)
 {
-    static const char LEAD[] = "option '", LETTERS[] = "abcdefghijklmnopqrstuvwxyz_";
-    for (const char *s = text; *s != 0;) {
-        size_t lead = strncmp(s, LEAD, sizeof LEAD - 1) == 0 ? sizeof LEAD - 1 : 0;
-        size_t len = strspn(s + lead, LETTERS);
-        bool is_key = lead > 0 ? s[lead + len] == '\'' : memchr(s, '_', len) != NULL;
-        const k3i_option *o = is_key ? find_key(args, s + lead, len) : NULL;
+    static const char LEAD[] = "option '", ISA[] = "isa:";
+    const char *rest = text;
+    if (strncmp(text, LEAD, sizeof LEAD - 1) == 0) {
+        const char *key = text + sizeof LEAD - 1;
+        size_t len = strcspn(key, "'");
+        const k3i_option *o = key[len] == '\'' ? find_key(args, key, len) : NULL;
         if (o != NULL) {
             fprintf(stderr, "--%s", o->name);
-            s += lead + len + (lead > 0);
-        } else if (s == text && len == 3 && strncmp(s, "isa:", 4) == 0) {
-            fputs("K3_ISA", stderr); /* --isa was checked before the engine saw it */
-            s += len;
-        } else {
-            size_t n = lead + len > 0 ? lead + len : 1;
-            fprintf(stderr, "%.*s", (int)n, s);
-            s += n;
+            rest = key + len + 1;
         }
+    } else if (strncmp(text, ISA, sizeof ISA - 1) == 0) {
+        fputs("K3_ISA:", stderr); /* --isa was checked before the engine saw it */
+        rest = text + sizeof ISA - 1;
     }
+    fputs(rest, stderr);
 }
 
 int k3i_report(const k3i_args *args, const k3i_err *err)
 {
     fprintf(stderr, "k3 %s: ", args->command);
-    if (err->code == K3_E_OPTION && strncmp(err->text, "--", 2) != 0)
+    if (err->code == K3_E_OPTION)
         print_named(args, err->text);
     else
         fputs(err->text, stderr);

@@ -88,7 +88,7 @@ static k3_status read_prompts(bench *b)
     }
     k3i_free(file);
     if (st == K3_OK && b->n_prompts == 0)
-        st = k3i_fail(b->err, K3_E_OPTION, "%s: holds no prompt", path);
+        st = k3i_fail(b->err, K3_E_OPTION, "--prompts: %s holds no prompt", path);
     return st;
 }
 

@@ -207,6 +207,10 @@ class Refusals(unittest.TestCase):
         refused("encode-image", "x.png", word="--model")
         refused("info", "-m", a, "extra", word="extra")
         refused("info", "-m", a, "--jsno", word="--jsno")
+        # What somebody typed stays as it is, also where it is the engine's word for an option.
+        refused("info", "-m", a, "--max_model_len", 3, word="unknown option '--max_model_len'")
+        refused("info", "-m", a, "max_model_len", word="unexpected 'max_model_len'")
+        refused("run", "-m", a, "--ids", "max_tokens", "--output-ids", word="'max_tokens' is not a token id")
         refused("info", "-m", a, "--json=1", word="--json")
         refused("info", "-m", a, "-m", a, word="twice")
         refused("serve", a, "-m", a, word="twice")
