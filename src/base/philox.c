@@ -1,4 +1,4 @@
-/* philox.c: ten rounds of Philox4x32, and the two distributions drawn from it. The constants are
+/* philox.c: ten rounds of Philox4x32, and the noise drawn from it. The constants are
  * those of the paper; test_sampler holds the generator to its published known-answer vectors. */
 #include "philox.h"
 
@@ -37,13 +37,6 @@ static void draw(uint64_t seed, int32_t position, uint32_t stream, uint32_t word
 static double open_unit(uint32_t x)
 {
     return ((double)x + 0.5) * 0x1p-32;
-}
-
-double k3i_noise_uniform(uint64_t seed, int32_t position, uint32_t stream, uint32_t word)
-{
-    uint32_t x[4];
-    draw(seed, position, stream, word, x);
-    return open_unit(x[0]);
 }
 
 void k3i_gumbel_init(k3i_gumbel *g, uint64_t seed, int32_t position, uint32_t stream)

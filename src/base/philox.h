@@ -6,18 +6,12 @@
 
 #include <stdint.h>
 
-/* Independent streams of one position (dspark.md 4.6). */
-enum {
-    K3_STREAM_TARGET = 0, /* the sampled token, and residual draws */
-    K3_STREAM_DRAFT = 1,  /* a draft's own proposals */
-    K3_STREAM_ACCEPT = 2, /* acceptance uniforms */
-};
+/* Draws of one position differ by stream. One is in use: a draft proposes with the noise that the
+ * token will be sampled with (dspark.md 4.6). */
+enum { K3_STREAM_TARGET = 0 };
 
 /* Four 32-bit words of the counter under the key. */
 void k3i_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t ret[4]);
-
-/* Uniform on the open interval (0, 1), 32 bits. */
-double k3i_noise_uniform(uint64_t seed, int32_t position, uint32_t stream, uint32_t word);
 
 /* Standard Gumbel noise -ln(-ln u) of vocabulary entry `token`: argmax(logit + noise) is a sample
  * of softmax(logits). `token` rows are drawn four at a time; k3i_gumbel keeps the last four. */

@@ -174,18 +174,3 @@ k3_status k3i_session_forward(k3i_session *s, const int32_t *ids, int32_t n, boo
     s->n_ctx += n;
     return K3_OK;
 }
-
-k3_status k3i_session_prefill(k3i_session *s, const int32_t *ids, size_t n, int32_t chunk,
-                              float *logits, k3i_err *err)
-{
-    k3_status st = K3_OK;
-    for (size_t at = 0; at < n && st == K3_OK;) {
-        size_t step = n - at < (size_t)chunk ? n - at : (size_t)chunk;
-        bool last = at + step == n;
-        st = k3i_session_forward(s, ids + at, (int32_t)step, false, last ? logits : NULL, err);
-        at += step;
-        k3i_progress_bar("reading the prompt", at, n);
-    }
-    k3i_progress_clear();
-    return st;
-}

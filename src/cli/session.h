@@ -47,9 +47,4 @@ k3_status k3i_session_forward(k3i_session *s, const int32_t *ids, int32_t n, boo
 /* Forgets the sequence; the next forward starts a new one. */
 k3_status k3i_session_restart(k3i_session *s, k3i_err *err);
 
-/* The whole prompt in chunks, with a progress bar on a terminal; logits [vocab_size] of its last
- * token. */
-k3_status k3i_session_prefill(k3i_session *s, const int32_t *ids, size_t n, int32_t chunk,
-                              float *logits, k3i_err *err);
-
 #endif

@@ -1,7 +1,7 @@
 /* accept.h: the rejection rules of speculative sampling, for drafts that were themselves sampled
  * (dspark.md 4.3, 4.4). All keep the target's law exactly; they differ from the position-keyed rule
- * of sampler.h in that a seeded text may change with the draft width, so they are an option
- * (rejection_sample_method), never the default.
+ * of sampler.h in that a seeded text may change with the draft width, so no command uses them: they
+ * are the yardstick of what that rule costs (docs/decisions/coupled-sampling.md).
  *
  * p [(k + 1), vocab]: target probabilities of rows 0..k; q [k, vocab]: the proposals'
  * probabilities, or NULL for a greedy draft (a point mass on the drafted token); drafts [k], -1 =

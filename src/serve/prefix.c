@@ -33,7 +33,7 @@ struct k3i_prefix {
     k3i_pool *pool;
     int32_t block_tokens, snapshot_blocks, max_snapshots;
     node *nodes;
-    int32_t n_nodes, cap_nodes, free_node, live_nodes;
+    int32_t n_nodes, cap_nodes, free_node;
     snapshot *snaps; /* [max_snapshots] */
     int32_t free_snap, live_snaps;
     int32_t oldest, newest;
@@ -122,7 +122,6 @@ static int32_t new_node(k3i_prefix *p, int32_t parent, const void *bytes, size_t
     p->nodes[i] = (node){
         .key = key, .tokens = copy, .parent = parent, .block = block, .next = *bucket, .snap = -1};
     *bucket = i;
-    p->live_nodes++;
     if (block >= 0)
         k3i_pool_index_ref(p->pool, block);
     if (parent >= 0)
@@ -145,7 +144,6 @@ static void drop_unused(k3i_prefix *p, int32_t i)
         int32_t parent = nd->parent;
         nd->next = p->free_node;
         p->free_node = i;
-        p->live_nodes--;
         if (parent >= 0)
             p->nodes[parent].n_users--;
         i = parent;
@@ -226,11 +224,6 @@ bool k3i_prefix_evict(k3i_prefix *p)
 int32_t k3i_prefix_n_snapshots(const k3i_prefix *p)
 {
     return p->live_snaps;
-}
-
-int32_t k3i_prefix_n_nodes(const k3i_prefix *p)
-{
-    return p->live_nodes;
 }
 
 /* ---- lookup and insertion ----------------------------------------------------------------------

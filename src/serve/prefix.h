@@ -57,6 +57,5 @@ k3_status k3i_prefix_add(k3i_prefix *p, const char *salt, const uint64_t *tokens
 /* Drops the least recently used snapshot that is not pinned; false if there is none. */
 bool k3i_prefix_evict(k3i_prefix *p);
 int32_t k3i_prefix_n_snapshots(const k3i_prefix *p);
-int32_t k3i_prefix_n_nodes(const k3i_prefix *p);
 
 #endif

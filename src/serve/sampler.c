@@ -139,11 +139,6 @@ k3_status k3i_sampler_push(k3i_sampler *s, int32_t token, k3i_err *err)
     return K3_OK;
 }
 
-int32_t k3i_sampler_n_output(const k3i_sampler *s)
-{
-    return s->n_output;
-}
-
 /* ---- the row before temperature ----------------------------------------------------------------
  */
 

@@ -70,7 +70,6 @@ k3_status k3i_sampler_probs(k3i_sampler *s, float *row, const uint32_t *mask, do
 
 /* The token joins the output: K3_E_NOMEM leaves everything as it was. */
 k3_status k3i_sampler_push(k3i_sampler *s, int32_t token, k3i_err *err);
-int32_t k3i_sampler_n_output(const k3i_sampler *s);
 
 /* One alternative of a logprobs answer. */
 typedef struct {
