@@ -22,7 +22,7 @@ typedef struct {
     const char *model;         /* folder of the checkpoint */
     int32_t max_num_seqs, max_num_batched_tokens, block_tokens, max_waiting;
     int32_t num_blocks;     /* 0 = from kv_bytes */
-    int64_t kv_bytes;       /* 0 = what the requests can need, at most a quarter of free memory */
+    int64_t kv_bytes;       /* 0 = what the requests can need, at most a quarter of what is free */
     int64_t snapshot_bytes; /* 0 = half of the pool */
     bool no_prefix_caching;
 } k3i_host_config;
