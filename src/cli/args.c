@@ -353,7 +353,7 @@ static const k3i_option *find_key(const k3i_args *args, const char *key, size_t 
  * that somebody typed; texts of our own begin otherwise. */
 static void print_named(const k3i_args *args, const char *text)
 {
-    static const char LEAD[] = "option '", ISA[] = "isa:";
+    static const char LEAD[] = "option '", LENGTH[] = "option 'max_model_len'", ISA[] = "isa:";
     const char *rest = text;
     if (strncmp(text, LEAD, sizeof LEAD - 1) == 0) {
         const char *key = text + sizeof LEAD - 1;
@@ -362,6 +362,9 @@ static void print_named(const k3i_args *args, const char *text)
         if (o != NULL) {
             fprintf(stderr, "--%s", o->name);
             rest = key + len + 1;
+        } else if (strncmp(text, LENGTH, sizeof LENGTH - 1) == 0) {
+            fputs("the number of tokens", stderr); /* asked for in another way */
+            rest = text + sizeof LENGTH - 1;
         }
     } else if (strncmp(text, ISA, sizeof ISA - 1) == 0) {
         fputs("K3_ISA:", stderr); /* --isa was checked before the engine saw it */

@@ -38,7 +38,7 @@ static k3_status check_options(const k3i_args *args, k3i_err *err)
         return k3i_fail(err, K3_E_OPTION, "give exactly one of --prompt, --prompt-file and --ids");
     for (size_t i = 0; i < sizeof sampling / sizeof sampling[0]; i++) {
         if (k3i_arg_given(args, sampling[i]) && k3i_arg_real(args, "temperature") == 0.0)
-            return k3i_fail(err, K3_E_OPTION, "--%s has no effect without --temperature",
+            return k3i_fail(err, K3_E_OPTION, "--%s has no effect without a --temperature above 0",
                             sampling[i]);
     }
     return K3_OK;

@@ -13,6 +13,7 @@
 #include "watch.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <microhttpd.h>
 #include <netdb.h>
 #include <stdio.h>
@@ -703,6 +704,7 @@ k3_status k3i_server_start(k3i_api *api, const char *host, int32_t port, k3i_ser
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     if (address.ss_family == AF_INET6)
         flags |= MHD_USE_IPv6;
+    errno = 0;
     s->daemon = MHD_start_daemon(
         flags, (uint16_t)port, NULL, NULL, answer, s, MHD_OPTION_EXTERNAL_LOGGER, log_mhd, s,
         MHD_OPTION_SOCK_ADDR, (struct sockaddr *)&address, MHD_OPTION_NOTIFY_COMPLETED, completed,
@@ -712,8 +714,9 @@ k3_status k3i_server_start(k3i_api *api, const char *host, int32_t port, k3i_ser
         (size_t)HEADER_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_LISTEN_BACKLOG_SIZE,
         1024u, MHD_OPTION_END);
     if (s->daemon == NULL) {
+        const char *why = errno != 0 ? strerror(errno) : "the HTTP library does not start";
         free_server(s);
-        return k3i_fail(err, K3_E_IO, "cannot listen on %s port %d", host, port);
+        return k3i_fail(err, K3_E_IO, "cannot listen on %s port %d: %s", host, port, why);
     }
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_BIND_PORT);
     s->port = info == NULL ? port : info->port;

@@ -224,7 +224,7 @@ class Refusals(unittest.TestCase):
         refused("run", "-m", a, "--ids", ",", "--output-ids", word="no token")
         refused("run", "-m", a, "--ids", "320", "--output-ids", word="320")
         refused("run", "-m", a, "--ids", "1", word="tiktoken.model")
-        refused("run", "-m", a, "--ids", "1", "--output-ids", "--seed", 4, word="--seed")
+        refused("run", "-m", a, "--ids", "1", "--output-ids", "--seed", 4, word="--seed has no effect without a --temperature above 0")
         refused("run", "-m", a, "--ids", "1", "--output-ids", "--mode", "fp8", word="expected bf16 or f32")
         refused("run", "-m", a, "--ids", "1", "--output-ids", "--mode", "bf", word="expected bf16 or f32")
         refused("run", "-m", a, "--ids", "1", "--output-ids", "--temperature", "nan", word="a number from 0 to 100")
@@ -238,6 +238,20 @@ class Refusals(unittest.TestCase):
         refused("logits", "-m", a, "--ids", "1", "-o", "/nonexistent/x", word="/nonexistent/x")
         refused("logits", "-m", a, "--ids", "1", "-o", "/dev/full", word="/dev/full")
         refused("logits", "-m", a, "--ids", "1", "--threads", "-1", "-o", "-", word="threads")
+
+    def test_longer_than_the_model_takes(self):
+        """Told in words of the command, which may have no option for it."""
+        with tempfile.TemporaryDirectory() as d:
+            os.symlink(os.path.join(model("A"), "model.safetensors"), os.path.join(d, "model.safetensors"))
+            with open(os.path.join(model("A"), "config.json")) as f:
+                text = f.read()
+            self.assertEqual(text.count('"max_position_embeddings": 1048576'), 1)
+            with open(os.path.join(d, "config.json"), "w") as f:
+                f.write(text.replace('"max_position_embeddings": 1048576', '"max_position_embeddings": 8'))
+            refused("bench", d, "--prefill", 8, "--decode", 1, word="the number of tokens is 9, the model takes at most 8")
+            refused("logits", d, "--ids", "1,1,1,1,1,1,1,1,1", "-o", "-", word="the number of tokens is 9,")
+            refused("info", d, "--max-model-len", 9, word="--max-model-len is 9,")
+            refused("run", d, "--ids", "1", "-n", 8, "--output-ids", word="1 tokens of prompt and --max-tokens 8 are more than the 8")
 
     def test_full_disk(self):
         a = model("A")

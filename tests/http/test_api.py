@@ -5,6 +5,7 @@ import http.server
 import json
 import os
 import random
+import socket
 import threading
 import unittest
 
@@ -658,6 +659,11 @@ class Options(unittest.TestCase):
             self.assertIn(p.returncode, (1, 2), options)
             self.assertIn(word, p.stderr)
             self.assertEqual(p.stdout, "")
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = str(taken.getsockname()[1])
+            p = subprocess.run([api.K3, "serve", api.API, "--port", port], capture_output=True, text=True, timeout=60)
+            self.assertEqual((p.returncode, p.stderr.splitlines()[-1]),
+                             (1, f"k3 serve: cannot listen on 127.0.0.1 port {port}: Address already in use"))
         # What the engine refuses is told with the options' names of the command line.
         for options, line in [(["serve", "--max-model-len", "2000000000"], "--max-model-len is 2000000000, the model takes at most 1048576\n"),
                               (["chat", "--once", "x", "--max-model-len", "2000000000"],
