@@ -1,5 +1,5 @@
 /* text.h: the text model over one ragged batch (text-model.md 4). What is computed is here and in
- * kda.c, mla.c, moe.c, attnres.c; who owns sequences, pages and slots is the engine's business.
+ * kda.c, mla.c and moe.c; who owns sequences, pages and slots is the engine's business.
  *
  * Letters as in checkpoint/config.h. T rows of the batch, B = number of AttnRes blocks. */
 #ifndef K3I_TEXT_H

@@ -296,6 +296,9 @@ class Answers(unittest.TestCase):
             self.assertEqual(len(got["logprobs"][key]), n)
         self.assertIsNone(got["logprobs"]["token_logprobs"][0])
         self.assertTrue(got["text"].startswith("a b c"))
+        special = dict(prompt="a[EOS]b<|sep|>", max_tokens=0, echo=True)
+        for skip, text in ((None, "ab<|sep|>"), (True, "ab<|sep|>"), (False, special["prompt"])):
+            self.assertEqual(self.s.post("/v1/completions", dict(special, skip_special_tokens=skip))["choices"][0]["text"], text)
         only = self.s.post("/v1/completions", dict(prompt="a b c", max_tokens=0, logprobs=0, echo=True))["choices"][0]
         self.assertEqual(only["text"], "a b c")
         self.assertEqual(only["logprobs"]["token_logprobs"], got["logprobs"]["token_logprobs"][:n - 3])
