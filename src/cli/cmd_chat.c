@@ -284,7 +284,9 @@ static bool command(chat_state *s, char *line)
         else
             printf("a new conversation\n");
     } else if (strcmp(word, "image") == 0) {
-        if (load_image(s, rest, &err) != K3_OK)
+        if (*rest == 0)
+            printf("/image takes the name of a file\n");
+        else if (load_image(s, rest, &err) != K3_OK)
             printf("%s\n", err.text);
         else
             printf("the next question carries %s\n", rest);

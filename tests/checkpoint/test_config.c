@@ -93,7 +93,7 @@ static void released_config(void **state)
     k3i_config_done(&c);
 }
 
-/* The published sums of the released model (text-model 8.1, 8.4). */
+/* The published sums of the released model (text-model 8.1, 8.3). */
 static void bytes_per_token(void **state)
 {
     (void)state;

@@ -88,6 +88,7 @@ And now?
 Think
 /reset
 /think hard
+/image
 /image /nowhere.png
 /image {self.picture}
 Look
@@ -100,7 +101,7 @@ Hello
 never asked
 """.encode())
         want = [first["content"], second["content"], "thinking: low", third["content"], "a new conversation", "/think takes off, low, high or max",
-                None, f"the next question carries {self.picture}", pictured["content"], "thinking: off", later["content"],
+                "/image takes the name of a file", None, f"the next question carries {self.picture}", pictured["content"], "thinking: off", later["content"],
                 "a new conversation", first["content"]]
         for text in want:
             if text is None:
