@@ -5,7 +5,7 @@
 #   release   all tests              asan    all tests, with the address and undefined-behaviour sanitizers
 #   clang     builds, kernel tests   tsan    the tests that run threads      fuzz    a short run of each fuzz target
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 
 jobs=$(nproc)
 log=build/test-logs

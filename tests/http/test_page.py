@@ -6,7 +6,6 @@ proxy puts a driver script behind the page, since nothing outside may be loaded 
 import http.client
 import http.server
 import json
-import os
 import re
 import shutil
 import subprocess

@@ -6,7 +6,7 @@
 # Each mutation of the lists (*.txt) is applied alone; its tests are rebuilt and at least one must fail. Mutants that
 # survive, or no longer apply, are listed at the end and make the exit status 1.
 set -uo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit 1
 root=$PWD copy=$PWD/build/mutation/src build=$PWD/build/mutation/build only=${1:-}
 export CCACHE_BASEDIR=$copy
 

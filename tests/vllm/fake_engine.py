@@ -64,7 +64,7 @@ class FakeEngine:
         for first, key, row, count in zip(a["media_token"], a["media_key"], a["media_row"], a["media_count"]):
             assert row + count <= self.images[key]
             media.update({first + i: ("image", key, row + i) for i in range(count)})
-        self.batch, wanted, at = [], {row: i for i, row in enumerate(a["logit_row"])}, 0
+        self.batch, wanted = [], {row: i for i, row in enumerate(a["logit_row"])}
         assert len(wanted) == len(logits)
         for r in range(n_reqs):
             table = a["mla_table"][a["mla_off"][r] : a["mla_off"][r + 1]]
