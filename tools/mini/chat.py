@@ -14,8 +14,9 @@ DECLARE = "# Tools\nHere are the available tools, described in JSONSchema.\n\n``
 
 
 # weights of the crux; the training log tells the kinds apart by them. The first digit of a code decides
-# which code it is ("lookup"), the others follow from it. "order": the comparisons of sorting while thinking.
-HARD = {"arithmetic": 3.0, "lookup": 8.0, "recall": 2.5, "list": 2.0, "order": 4.0}
+# which code it is ("lookup"), the others follow from it. Of sorting while thinking: "order", the comparisons, and
+# "insert", where an item goes into the list.
+HARD = {"arithmetic": 3.0, "lookup": 8.0, "recall": 2.5, "list": 2.0, "order": 4.0, "insert": 3.5}
 
 
 class Format:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # run.sh DATA_DIR WORK_DIR [PHASE...]: makes the bundled model on one GPU of the H200 class.
-# Without a phase all of them in order, about twenty-five minutes; none takes more than ten. `draft-2` repeats
+# Without a phase all of them in order, about half an hour; none takes more than ten. `draft-2` repeats
 # the second half of `draft`.
 set -e
 here=$(dirname "$0")
@@ -14,7 +14,7 @@ export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$work/cache/inductor}
 export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$work/cache/triton}"
 
 draft_2() {
-    python3 "$here/draft.py" "$data" "$work" --start "$work/draft-1" --seed 78 --own 8192 --seconds 122
+    python3 "$here/draft.py" "$data" "$work" --start "$work/draft-1" --seed 78 --own 12288 --seconds 190
 }
 
 for phase in ${@:-compile target draft evaluate golden}; do
@@ -26,10 +26,10 @@ for phase in ${@:-compile target draft evaluate golden}; do
         python3 "$here/draft.py" "$data" "$work" --compile --workers 4 || { kill $target; exit 1; }
         wait $target
         ;;
-    target) python3 "$here/train.py" "$data" "$work" --seconds 530 ;;
+    target) python3 "$here/train.py" "$data" "$work" --seconds 563 ;;
     draft)
         rm -rf "$work/draft" "$work/draft-1" "$work/draft.json" "$work/draft-1.json"       # of another target
-        python3 "$here/draft.py" "$data" "$work" --out draft-1 --seconds 215
+        python3 "$here/draft.py" "$data" "$work" --out draft-1 --seconds 330
         draft_2
         ;;
     draft-2) draft_2 ;;

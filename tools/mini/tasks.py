@@ -192,21 +192,27 @@ def items_of(r, kind, n):
 
 
 def insertion(items, key, reverse=False):
-    """Insertion sort as text: (the steps, the separators at which a step decides).
+    """Insertion sort as text: (the steps, the hard parts of them).
 
-    A step names the next item of the question and writes the sorted list with it. A semicolon stands before
-    the item just inserted, a colon or comma before every other: each one tells which of two items comes
-    first, the new one or the next of the list before. After the semicolon the rest is copied.
+    A step names the next item of the question, compares items of the list so far with it, one after the
+    other, until one comes after it, and writes the new list. "fig <" says that fig comes before the item of
+    the step in the order of `key`, whichever way the list is sorted: both items stand there when the sign
+    is written. Hard are the signs and, in the new list, the new item and the one behind it.
     """
-    out, text, decisions = [items[0]], items[0] + ".", []
+    out, text, crux = [items[0]], items[0] + ".", []
     for x in items[1:]:
+        text += f" {x}:"
+        for y in out:
+            less = key(y) < key(x)
+            text += f" {y} <" if less else f" {y} >"
+            crux.append((" <" if less else " >", "order"))
+            if less == reverse:
+                break
         out = sorted(out + [x], key=key, reverse=reverse)
+        text += "; " + ", ".join(out) + "."
         k = out.index(x)
-        marks = [":"] + [","] * (len(out) - 1)
-        marks[k] = ";"
-        text += f" {x}" + "".join(f"{m} {y}" for m, y in zip(marks, out)) + "."
-        decisions += marks[:k + 1]
-    return text, decisions
+        crux.append((("; " if k == 0 else ", ") + ", ".join(out[k:k + 2]), "insert"))
+    return text, crux
 
 
 def sort(r, close=0.0):
@@ -228,10 +234,10 @@ def sort(r, close=0.0):
         ask = r.choice(["Sort: {}", "Sort this list: {}"])
         key, down = lambda x: (not x.isdigit(), int(x) if x.isdigit() else 0, x), False
         note = f"{n} items, numbers first, then words."
-    steps, decisions = insertion(items, key, down)
+    steps, hard = insertion(items, key, down)
     answer = ", ".join(sorted(items, key=key, reverse=down))
     return Turn(ask.format(", ".join(items)), f"{note} {steps}", answer, crux=((answer, "list"),),
-                think_crux=tuple((mark, "order") for mark in decisions))
+                think_crux=tuple(hard))
 
 
 def reverse(r):
@@ -301,10 +307,14 @@ def short_recall(r):
     return Turn(text, ans, ans, crux=((vals[i], "lookup"),))
 
 
-# A sorted list takes about twice the tokens of another turn when thinking is on. Counting is hard without.
-CHAT = [(add, 12), (sub, 16), (count, 15), (lambda r: sort(r, 0.4), 15), (reverse, 7), (copy, 7), (fact, 8),
-        (short_recall, 11)]
-CHAT_OFF = [(fn, 26 if fn is count else w) for fn, w in CHAT]
+def sort_close(r):
+    return sort(r, 0.4)
+
+
+CHAT = [(add, 12), (sub, 16), (count, 15), (sort_close, 24), (reverse, 7), (copy, 7), (fact, 8), (short_recall, 11)]
+# counting is hard without thinking, sorting a shorter answer
+OFF = {count: 26, sort_close: 15}
+CHAT_OFF = [(fn, OFF.get(fn, w)) for fn, w in CHAT]
 
 
 def chat_turn(r, shares=CHAT):
