@@ -42,7 +42,7 @@ static int32_t point_of(int32_t rows)
     int32_t octave = 0;
     while (rows >> (octave + 1) >= K3_COST_EXACT)
         octave++;
-    int32_t at = K3_COST_EXACT + 4 * octave + (rows >> (octave + 1)) - 4;
+    int32_t at = K3_COST_EXACT + 4 * octave + rows / (K3_COST_EXACT / 4 << octave) - 4;
     return at < K3_COST_POINTS ? at : K3_COST_POINTS - 1;
 }
 
@@ -196,19 +196,20 @@ static int32_t grow(const k3i_policy *p, int32_t n, k3i_policy_req *const *reqs,
     return largest;
 }
 
+static double mean_survival(const k3i_policy *p, int32_t n, k3i_policy_req *const *reqs)
+{
+    double sum = 0.0;
+    for (int32_t i = 0; i < n; i++)
+        sum += k3i_policy_survival(p, reqs[i]);
+    return sum / n;
+}
+
 /* The costs of wider steps and of wider draft passes may have been measured in a bad moment. They
  * are believed a little less each time, until one looks cheap enough to be measured again. */
-static void doubt_costs(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, int32_t total,
-                        int32_t widest)
+static void doubt_costs(k3i_policy *p, int32_t rows, int32_t widest)
 {
-    double survive = 0.0;
-    for (int32_t i = 0; i < n; i++)
-        survive += k3i_policy_survival(p, reqs[i]) / n;
-    p->next_doubt = p->n_plain + p->n_drafting + DOUBT_DISTANCE;
-    if (survive < USEFUL)
-        return;
-    double least = k3i_policy_step_cost(p, n + total);
-    for (int32_t i = point_of(n + total) + 1; i < K3_COST_POINTS; i++) {
+    double least = k3i_policy_step_cost(p, rows);
+    for (int32_t i = point_of(rows) + 1; i < K3_COST_POINTS; i++) {
         k3i_cost_point *c = &p->cost[i];
         if (c->n_seen > 0 && c->ns > least) {
             c->ns = fmax(least, c->ns * DOUBT);
@@ -222,21 +223,52 @@ static void doubt_costs(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, i
     }
 }
 
-/* One draft for each request although drafts do not seem to pay. It is free if drafts have just
- * stood, be they those of the last probe or of steps in which they paid: a draft that is right says
- * that the costs, or the moment, are to blame, and the more is learnt about both the sooner it is
- * used again. Otherwise the time that the probe may lose must be there. Returns the width, 0 = not
- * now. */
-static int32_t probe(k3i_policy *p, int32_t n, const int32_t *cap, int32_t *ret)
+/* The width, the same for all, with the most expected tokens per second, and the time that a step
+ * with it is expected to lose against plain ones. */
+static int32_t best_uniform(const k3i_policy *p, int32_t n, k3i_policy_req *const *reqs,
+                            const int32_t *cap, double *ret_loss)
+{
+    int32_t best = 0;
+    double best_rate = 0.0, plain = k3i_policy_step_cost(p, n) / n;
+    for (int32_t width = 1; width <= p->max_width; width++) {
+        double tokens = n;
+        int32_t rows = n;
+        for (int32_t i = 0; i < n; i++) {
+            double chance = 1.0, survive = k3i_policy_survival(p, reqs[i]);
+            for (int32_t j = 0; j < width && j < cap[i]; j++, rows++)
+                tokens += chance *= survive;
+        }
+        double ns = k3i_policy_step_cost(p, rows) + n * draft_cost(p, width);
+        if (tokens / ns > best_rate) {
+            best_rate = tokens / ns;
+            best = width;
+            *ret_loss = ns - tokens * plain;
+        }
+    }
+    return best;
+}
+
+/* Drafts for all although they do not seem to pay, if the time that the probe may lose is there.
+ * Good drafts that are too dear are probed at the width that comes nearest to paying, for only
+ * costs can be learnt: the nearer, the more often. Drafts that are believed to be bad are probed
+ * one at a time, and free if they have just stood: the more is learnt about them the sooner they
+ * are used again. Returns the width, 0 = not now. */
+static int32_t probe(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, const int32_t *cap,
+                     int32_t *ret)
 {
     bool is_free = p->lately_tried > 0 && 2 * p->lately_won >= p->lately_tried;
+    int32_t width = 1;
     double loss =
         k3i_policy_step_cost(p, 2 * n) - k3i_policy_step_cost(p, n) + n * draft_cost(p, 1);
+    if (mean_survival(p, n, reqs) >= USEFUL) {
+        is_free = false;
+        width = best_uniform(p, n, reqs, cap, &loss);
+    }
     p->lately_tried = p->lately_won = 0;
     if (!is_free && loss >= K3_PROBE_SHARE * (p->clock_ns - p->probed_ns))
         return 0;
     p->probed_ns = p->clock_ns;
-    return all_at(n, cap, 1, ret);
+    return all_at(n, cap, width, ret);
 }
 
 static int32_t adapt(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, const int32_t *cap,
@@ -255,12 +287,14 @@ static int32_t adapt(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, cons
     }
     largest = grow(p, n, reqs, cap, ret);
     if (p->n_plain + p->n_drafting >= p->next_doubt) {
-        int32_t total = 0;
+        p->next_doubt = p->n_plain + p->n_drafting + DOUBT_DISTANCE;
+        int32_t rows = n;
         for (int32_t i = 0; i < n; i++)
-            total += ret[i];
-        doubt_costs(p, n, reqs, total, largest);
+            rows += ret[i];
+        if (mean_survival(p, n, reqs) >= USEFUL)
+            doubt_costs(p, rows, largest);
     }
-    return largest > 0 ? largest : probe(p, n, cap, ret);
+    return largest > 0 ? largest : probe(p, n, reqs, cap, ret);
 }
 
 int32_t k3i_policy_choose(k3i_policy *p, int32_t n, k3i_policy_req *const *reqs, const int32_t *cap,

@@ -3,9 +3,10 @@
  *
  * Two things are measured: the time of a step by its number of rows (and of a draft pass by its
  * width), and for each request how often a draft survives. From both follows the expected number of
- * tokens per second of every width; the best wins, 0 = plain decoding. A request whose drafts fail
- * is probed again now and then, so rarely that all probes together cost at most K3_PROBE_SHARE of
- * the time, unless they succeed: then the next follows at once. */
+ * tokens per second of every width; the best wins, 0 = plain decoding. Requests whose drafts do not
+ * pay are probed again now and then, so rarely that all probes together are expected to cost at most
+ * K3_PROBE_SHARE of the time, unless drafts that were believed to be bad succeed: then the next
+ * follows at once. */
 #ifndef K3I_POLICY_H
 #define K3I_POLICY_H
 
@@ -16,8 +17,8 @@ enum {
     K3_MAX_WIDTH = 16,
     K3_MAX_DRAFTING =
         256,           /* requests whose widths are chosen one by one; more draft as configured */
-    K3_COST_EXACT = 8, /* row counts up to here have a point each */
-    K3_COST_POINTS = 8 + 4 * 10, /* four an octave from there, up to 8191 rows */
+    K3_COST_EXACT = 64, /* row counts up to here have a point each: costs rise in stairs */
+    K3_COST_POINTS = K3_COST_EXACT + 4 * 7, /* four an octave from there, up to 8191 rows */
 };
 
 /* Part of the time that probing a useless draft may take. The draft's context rows, which are
