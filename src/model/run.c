@@ -28,7 +28,7 @@ k3i_run k3i_run_as_member(const k3i_run *run, size_t i, size_t n)
 
 bool k3i_run_by_rows(const k3i_run *run, size_t n_row)
 {
-    return run->rows_pay && run->n_members > 1 && n_row >= 2 * run->n_members;
+    return run->rows_pay && run->n_members > 1 && n_row > 2 * run->n_members;
 }
 
 k3i_run k3i_run_alone(const k3i_run *member)

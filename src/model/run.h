@@ -34,8 +34,8 @@ typedef struct {
  * which is cheaper where they come from a cache that all members share. */
 k3i_run k3i_run_as_member(const k3i_run *run, size_t i, size_t n);
 
-/* Whether n_row rows should be split so. A member with a single row would read weights at the pace
- * of one row. */
+/* Whether n_row rows should be split so. A member with one or two rows would read weights at the pace
+ * of the shared cache, all of them, where the half of each product takes half the time. */
 bool k3i_run_by_rows(const k3i_run *run, size_t n_row);
 
 /* A run for a member that has set its rows apart as a batch of their own: a team of one, on the
