@@ -145,13 +145,14 @@ static void write_ids(const char *key, const int32_t *ids, int32_t n, k3i_json *
     k3i_json_raw(j, "]");
 }
 
-/* prompt_logprobs as vLLM has them: null, then one object by token id for each position. */
+/* prompt_logprobs as vLLM has them: null, then one object by token id for each position that was
+ * computed: all of them, unless the request ended before. */
 static void write_prompt_logprobs(const k3i_api_call *c, const k3i_request *r, k3i_json *j)
 {
     if (r->prompt_logprobs < 0)
         return;
     k3i_json_raw(j, ",\"prompt_logprobs\":[null");
-    for (int32_t i = 1; i < r->n_prompt && r->prompt_lp != NULL; i++) {
+    for (int32_t i = 1; i < r->n_prompt_lp; i++) {
         const k3i_logprob *lp = r->prompt_lp + (size_t)i * (size_t)(1 + r->prompt_logprobs);
         k3i_json_raw(j, ",{");
         for (int32_t k = 0; k <= r->prompt_logprobs; k++) {
@@ -173,7 +174,7 @@ static void write_prompt_logprobs(const k3i_api_call *c, const k3i_request *r, k
 
 /* One list entry of each kind; the prompt's tokens come before the output's where echoed. */
 typedef struct {
-    const k3i_logprob *lp; /* NULL: the first prompt token has none */
+    const k3i_logprob *lp; /* NULL: the first prompt token has none, nor has one not computed */
     int32_t id, n_alt;
 } entry;
 
@@ -186,9 +187,9 @@ static entry entry_at(const k3i_api_call *c, const k3i_choice *ch, int32_t i)
         return (entry){t->lp, t->id, c->params.logprobs};
     }
     const k3i_logprob *lp = NULL;
-    if (i > 0 && r->prompt_lp != NULL)
+    if (i > 0 && i < r->n_prompt_lp)
         lp = r->prompt_lp + (size_t)i * (size_t)(1 + r->prompt_logprobs);
-    return (entry){lp, r->tokens[i], r->prompt_logprobs};
+    return (entry){lp, r->prompt[i], r->prompt_logprobs};
 }
 
 static void write_top(const k3i_api_call *c, const entry *e, k3i_json *j)
@@ -373,7 +374,7 @@ static void write_chat_choice(const k3i_api_call *c, k3i_choice *ch, k3i_json *j
 static void write_echoed(const k3i_api_call *c, const k3i_choice *ch, k3i_buf *text, k3i_json *j)
 {
     if (c->params.echo && j->status == K3_OK)
-        j->status = k3i_tok_decode(c->api->tok, ch->req->tokens, (size_t)ch->req->n_prompt,
+        j->status = k3i_tok_decode(c->api->tok, ch->req->prompt, (size_t)ch->req->n_prompt,
                                    c->params.skip_special_tokens, text, &j->err);
 }
 
@@ -392,7 +393,7 @@ static void write_completion_choice(const k3i_api_call *c, k3i_choice *ch, k3i_j
     write_stop_reason(ch, j);
     write_token_ids(c, ch, j);
     if (c->params.return_token_ids)
-        write_ids("prompt_token_ids", ch->req->tokens, ch->req->n_prompt, j);
+        write_ids("prompt_token_ids", ch->req->prompt, ch->req->n_prompt, j);
     if (c->params.prompt_logprobs >= 0)
         write_prompt_logprobs(c, ch->req, j);
     k3i_json_raw(j, "}");
@@ -415,7 +416,7 @@ void k3i_reply_whole(k3i_api_call *c, k3i_json *j)
         if (c->params.prompt_logprobs >= 0)
             write_prompt_logprobs(c, c->choice[0].req, j);
         if (c->params.return_token_ids)
-            write_ids("prompt_token_ids", c->choice[0].req->tokens, c->choice[0].req->n_prompt, j);
+            write_ids("prompt_token_ids", c->choice[0].req->prompt, c->choice[0].req->n_prompt, j);
     }
     k3i_json_raw(j, ",\"system_fingerprint\":null}");
 }
@@ -525,6 +526,9 @@ static void completion_chunks(k3i_api_call *c, k3i_choice *ch, k3i_json *j)
 {
     bool echoes = c->params.echo && !ch->has_role;
     if (ch->n_delta == 0 && ch->n_tokens == 0 && !echoes)
+        return;
+    /* An echo with logprobs waits for them: they are the engine's until the first token is there. */
+    if (echoes && c->params.logprobs >= 0 && ch->n_taken == 0 && ch->finish == K3_FINISH_NONE)
         return;
     k3i_buf text = K3I_BUF(2 * K3I_OUTPUT_MAX_BYTES);
     if (echoes)

@@ -8,14 +8,13 @@ k3_status k3i_request_new(const int32_t *tokens, int32_t n_prompt, k3i_request *
     k3i_request *r = k3i_alloc_zero(sizeof *r);
     if (r == NULL)
         return k3i_fail(err, K3_E_NOMEM, "request: out of memory");
-    r->tokens = k3i_alloc_array((size_t)n_prompt + 1, sizeof *r->tokens);
-    if (r->tokens == NULL) {
+    r->prompt = k3i_alloc_array((size_t)n_prompt + 1, sizeof *r->prompt);
+    if (r->prompt == NULL) {
         k3i_free(r);
         return k3i_fail(err, K3_E_NOMEM, "request of %d tokens: out of memory", n_prompt);
     }
-    memcpy(r->tokens, tokens, (size_t)n_prompt * sizeof *tokens);
+    memcpy(r->prompt, tokens, (size_t)n_prompt * sizeof *tokens);
     r->n_prompt = r->n_tokens = n_prompt;
-    r->cap_tokens = n_prompt + 1;
     r->sampling = k3i_sampling_default();
     r->max_tokens = 16;
     r->n_choices = 1;
@@ -46,6 +45,7 @@ void k3i_request_unref(k3i_request *r)
         k3i_free((void *)(uintptr_t)r->media[i].pixels);
     k3i_sampler_free(r->sampler);
     k3i_free(r->media);
+    k3i_free(r->prompt);
     k3i_free(r->tokens);
     k3i_free(r->salt);
     k3i_free(r->ready);

@@ -43,7 +43,7 @@ typedef struct k3i_request k3i_request;
 
 struct k3i_request {
     /* ---- filled by the client before submit, constant afterwards; owned by the request ---- */
-    int32_t *tokens; /* prompt, then output; reallocated on the engine thread */
+    int32_t *prompt; /* [n_prompt] */
     int32_t n_prompt;
     k3i_media *media; /* [n_media] ascending */
     int32_t n_media;
@@ -74,7 +74,10 @@ struct k3i_request {
     int32_t *ready;  /* [n_ready] */
     int32_t cap_ready;
     k3i_logprob *lp;        /* [n_ready * (1 + logprobs)] */
-    k3i_logprob *prompt_lp; /* [n_prompt * (1 + prompt_logprobs)]; entry 0 is unused */
+    /* [n_prompt * (1 + prompt_logprobs)]; entry 0 is unused, and those from n_prompt_lp on. Both are
+     * the engine's until the first token or the end. */
+    k3i_logprob *prompt_lp;
+    int32_t n_prompt_lp;
     k3i_finish finish;
     k3i_err error;
     atomic_int n_cached;                                    /* prompt tokens reused */
@@ -83,7 +86,8 @@ struct k3i_request {
 
     /* ---- engine thread ---- */
     uint64_t arrival;
-    uint64_t *wide; /* tokens as prefix.h wants them; grows with tokens */
+    int32_t *tokens; /* prompt, then output; NULL until it is admitted */
+    uint64_t *wide;  /* tokens as prefix.h wants them; grows with tokens */
     int32_t n_tokens, cap_tokens;
     int32_t ctx;  /* committed tokens in the engine */
     int32_t slot; /* -1 = not running */
@@ -92,7 +96,6 @@ struct k3i_request {
     int32_t *table;   /* [n_table] pages, one reference each */
     int32_t n_table, cap_table;
     int32_t branch;      /* position at which a snapshot would have helped, 0 = none */
-    int32_t n_prompt_lp; /* prompt positions whose logprobs are done */
     int32_t draft[K3_MAX_WIDTH];
     int32_t n_draft;
     int32_t n_ended, most_tokens; /* leader: of the n choices, how many have ended; the longest */

@@ -170,9 +170,9 @@ k3_status k3i_sched_check(const k3i_sched *s, const k3i_request *r, k3i_err *err
                         "the prompt has %d tokens, at most %d fit (max_model_len %d)", r->n_prompt,
                         info->max_model_len - (r->max_tokens > 0), info->max_model_len);
     for (int32_t i = 0; i < r->n_prompt; i++) {
-        if (r->tokens[i] < 0 || r->tokens[i] >= info->vocab_size)
+        if (r->prompt[i] < 0 || r->prompt[i] >= info->vocab_size)
             return k3i_fail(err, K3_E_ARG, "prompt token %d is %d, the vocabulary has %d", i,
-                            r->tokens[i], info->vocab_size);
+                            r->prompt[i], info->vocab_size);
     }
     if (r->n_media > 0 && !info->has_vision)
         return k3i_fail(err, K3_E_UNSUPPORTED, "this model does not accept image input");
@@ -189,7 +189,7 @@ k3_status k3i_sched_check(const k3i_sched *s, const k3i_request *r, k3i_err *err
 
 k3_status k3i_request_grow(k3i_request *r, int32_t n_tokens)
 {
-    if (n_tokens <= r->cap_tokens && r->wide != NULL)
+    if (n_tokens <= r->cap_tokens)
         return K3_OK;
     int32_t cap = n_tokens + n_tokens / 2 + 64;
     int32_t *tokens = k3i_realloc(r->tokens, (size_t)cap * sizeof *tokens);
@@ -200,8 +200,9 @@ k3_status k3i_request_grow(k3i_request *r, int32_t n_tokens)
     if (wide == NULL)
         return K3_E_NOMEM;
     if (r->wide == NULL) {
+        memcpy(tokens, r->prompt, (size_t)r->n_prompt * sizeof *tokens);
         for (int32_t i = 0; i < r->n_prompt; i++)
-            wide[i] = (uint64_t)(uint32_t)r->tokens[i];
+            wide[i] = (uint64_t)(uint32_t)r->prompt[i];
         for (int32_t m = 0; m < r->n_media; m++) {
             for (int32_t i = 0; i < r->media[m].rows; i++)
                 wide[r->media[m].at + i] = k3i_wide_media(r->media[m].key, i);

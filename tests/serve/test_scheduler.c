@@ -499,7 +499,7 @@ static void impossible_requests_are_refused(void **state)
     assert_int_equal(k3i_sched_check(s, r, &err), K3_E_CONTEXT);
     r->n_prompt = 299;
     assert_int_equal(k3i_sched_check(s, r, &err), K3_OK);
-    r->tokens[3] = VOCAB;
+    r->prompt[3] = VOCAB;
     assert_int_equal(k3i_sched_check(s, r, &err), K3_E_ARG);
     k3i_request_unref(r);
     k3i_sched_free(s);
