@@ -137,11 +137,13 @@ static void write_token_ids(const k3i_api_call *c, const k3i_choice *ch, k3i_jso
     k3i_json_raw(j, "]");
 }
 
-static void write_ids(const char *key, const int32_t *ids, int32_t n, k3i_json *j)
+static void write_prompt_ids(const k3i_api_call *c, const k3i_request *r, k3i_json *j)
 {
-    k3i_json_fmt(j, ",\"%s\":[", key);
-    for (int32_t i = 0; i < n; i++)
-        k3i_json_fmt(j, i == 0 ? "%d" : ",%d", (int)ids[i]);
+    if (!c->params.return_token_ids)
+        return;
+    k3i_json_raw(j, ",\"prompt_token_ids\":[");
+    for (int32_t i = 0; i < r->n_prompt; i++)
+        k3i_json_fmt(j, i == 0 ? "%d" : ",%d", (int)r->prompt[i]);
     k3i_json_raw(j, "]");
 }
 
@@ -392,8 +394,7 @@ static void write_completion_choice(const k3i_api_call *c, k3i_choice *ch, k3i_j
     k3i_json_fmt(j, ",\"finish_reason\":\"%s\"", k3i_choice_reason(ch));
     write_stop_reason(ch, j);
     write_token_ids(c, ch, j);
-    if (c->params.return_token_ids)
-        write_ids("prompt_token_ids", ch->req->prompt, ch->req->n_prompt, j);
+    write_prompt_ids(c, ch->req, j);
     if (c->params.prompt_logprobs >= 0)
         write_prompt_logprobs(c, ch->req, j);
     k3i_json_raw(j, "}");
@@ -415,8 +416,7 @@ void k3i_reply_whole(k3i_api_call *c, k3i_json *j)
     if (c->is_chat) {
         if (c->params.prompt_logprobs >= 0)
             write_prompt_logprobs(c, c->choice[0].req, j);
-        if (c->params.return_token_ids)
-            write_ids("prompt_token_ids", c->choice[0].req->prompt, c->choice[0].req->n_prompt, j);
+        write_prompt_ids(c, c->choice[0].req, j);
     }
     k3i_json_raw(j, ",\"system_fingerprint\":null}");
 }
@@ -431,7 +431,7 @@ static void begin_chunk(const k3i_api_call *c, k3i_json *j)
     k3i_json_raw(j, ",\"choices\":[");
 }
 
-static void end_chunk(const k3i_api_call *c, k3i_json *j)
+static void end_choices(const k3i_api_call *c, k3i_json *j)
 {
     k3i_json_raw(j, "]");
     if (c->params.continuous_usage) {
@@ -440,6 +440,11 @@ static void end_chunk(const k3i_api_call *c, k3i_json *j)
     } else if (c->params.include_usage) {
         k3i_json_raw(j, ",\"usage\":null");
     }
+}
+
+static void end_chunk(const k3i_api_call *c, k3i_json *j)
+{
+    end_choices(c, j);
     k3i_json_raw(j, "}\n\n");
 }
 
@@ -488,7 +493,9 @@ static void role_chunk(k3i_api_call *c, k3i_choice *ch, k3i_json *j)
     k3i_json_raw(j, "\"role\":\"assistant\",\"content\":");
     k3i_json_strn(j, c->echo.n > 0 ? c->echo.data : "", c->echo.n);
     k3i_json_raw(j, "},\"logprobs\":null,\"finish_reason\":null}");
-    end_chunk(c, j);
+    end_choices(c, j);
+    write_prompt_ids(c, ch->req, j);
+    k3i_json_raw(j, "}\n\n");
 }
 
 static void chat_chunks(k3i_api_call *c, k3i_choice *ch, k3i_json *j)
@@ -516,7 +523,7 @@ static void chat_chunks(k3i_api_call *c, k3i_choice *ch, k3i_json *j)
         }
         end_delta(c, ch, j);
     }
-    if (ch->n_tokens > 0 && c->params.logprobs >= 0) { /* markers have logprobs and no text */
+    if (ch->n_tokens > 0) { /* markers have ids and logprobs, and no text */
         begin_delta(c, ch, j);
         end_delta(c, ch, j);
     }
@@ -543,6 +550,8 @@ static void completion_chunks(k3i_api_call *c, k3i_choice *ch, k3i_json *j)
     write_completion_logprobs(c, ch, echoes, j);
     k3i_json_raw(j, ",\"finish_reason\":null,\"stop_reason\":null");
     write_token_ids(c, ch, j);
+    if (!ch->has_role)
+        write_prompt_ids(c, ch->req, j);
     k3i_json_raw(j, "}");
     end_chunk(c, j);
     ch->has_role = true;

@@ -10,6 +10,16 @@ import api
 
 # Drafts in every step, whatever they are worth.
 SPECULATE = ["--speculative-config", json.dumps({"method": "dspark", "model": api.DRAFT, "num_speculative_tokens": 4, "adaptive": False})]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {
+    "type": "object", "properties": {"a": {"enum": ["x", "yy"]}}, "required": ["a"], "additionalProperties": False}}}
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
+
+
+def streamed_ids(events, index=0):
+    return [t for e in events for c in e["choices"] if c["index"] == index for t in c.get("token_ids") or []]
 
 
 class Streams(unittest.TestCase):
@@ -20,6 +30,25 @@ class Streams(unittest.TestCase):
     @classmethod
     def tearDownClass(cls):
         assert cls.s.stop() == 0
+
+    def test_token_ids(self):
+        """A stream shows every token's id, also those of markers, which are no text, and of thoughts that are not shown."""
+        body = dict(messages=user("Call."), max_tokens=60, seed=4, return_token_ids=True)
+        for extra in (dict(tools=[TOOL], tool_choice="required", thinking={"type": "disabled"}), dict(thinking_token_budget=3),
+                      dict(include_reasoning=False), dict(n=3, stop=["e", "的"], thinking_token_budget=0)):
+            with self.subTest(extra=extra):
+                whole, events = self.s.chat(**body, **extra), self.s.stream(**body, **extra)
+                for c in whole["choices"]:
+                    self.assertEqual(streamed_ids(events, c["index"]), c["token_ids"])
+                    first = next(e for e in events if e["choices"][0]["index"] == c["index"])
+                    self.assertEqual(first["prompt_token_ids"], whole["prompt_token_ids"])
+                self.assertEqual(sum(len(c["token_ids"]) for c in whole["choices"]), whole["usage"]["completion_tokens"])
+        body = dict(prompt=["a b", "c"], max_tokens=3, return_token_ids=True, echo=True)
+        whole, events = self.s.post("/v1/completions", body), self.s.stream("/v1/completions", **body)
+        for c in whole["choices"]:
+            chunks = [e["choices"][0] for e in events if e["choices"][0]["index"] == c["index"]]
+            self.assertEqual([k["prompt_token_ids"] for k in chunks if "prompt_token_ids" in k], [c["prompt_token_ids"]])
+            self.assertIn("prompt_token_ids", chunks[0])
 
     def test_echo_with_logprobs(self):
         """The echo of a stream waits for the logprobs of the prompt."""
