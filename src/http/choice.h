@@ -43,7 +43,8 @@ typedef struct {
     bool keep_tokens;
     /* Written so far. */
     bool has_role, has_finish;
-    size_t n_content; /* bytes of content: text_offset of completions */
+    size_t offset; /* characters of text: text_offset of completions */
+    k3i_detok offset_detok;
     int32_t last_token, end_of_msg;
 } k3i_choice;
 

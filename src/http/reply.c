@@ -212,6 +212,30 @@ static void write_top(const k3i_api_call *c, const entry *e, k3i_json *j)
     k3i_json_raw(j, "}");
 }
 
+static size_t count_chars(const k3i_buf *utf8)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < utf8->n; i++)
+        n += ((unsigned char)utf8->data[i] & 0xC0) != 0x80;
+    return n;
+}
+
+/* Where a token begins in the text, in characters as OpenAI counts; one that goes on with a
+ * character, where that begins. `is_first`: of the output, which is decoded apart from the prompt. */
+static void write_offset(const k3i_api_call *c, k3i_choice *ch, int32_t id, bool is_first,
+                         k3i_json *j)
+{
+    k3i_buf text = K3I_BUF(4096);
+    if (is_first && j->status == K3_OK)
+        j->status = k3i_detok_flush(&ch->offset_detok, &text, &j->err);
+    k3i_json_fmt(j, "%zu", ch->offset + count_chars(&text));
+    if (j->status == K3_OK)
+        j->status = k3i_detok_push(c->api->tok, &ch->offset_detok, id,
+                                   c->params.skip_special_tokens, &text, &j->err);
+    ch->offset += count_chars(&text);
+    k3i_buf_done(&text);
+}
+
 static void write_completion_logprobs(const k3i_api_call *c, k3i_choice *ch, bool with_echo,
                                       k3i_json *j)
 {
@@ -219,20 +243,16 @@ static void write_completion_logprobs(const k3i_api_call *c, k3i_choice *ch, boo
         k3i_json_raw(j, "null");
         return;
     }
-    int32_t first = with_echo ? 0 : (c->params.echo ? ch->req->n_prompt : 0);
-    int32_t n = (c->params.echo ? ch->req->n_prompt : 0) + (int32_t)ch->n_tokens;
+    int32_t n_echo = c->params.echo ? ch->req->n_prompt : 0;
+    int32_t first = with_echo ? 0 : n_echo, n = n_echo + (int32_t)ch->n_tokens;
     static const char *const NAMES[] = {"text_offset", "token_logprobs", "tokens", "top_logprobs"};
-    size_t start = ch->n_content, offset = start;
     for (int32_t list = 0; list < 4; list++) {
         k3i_json_fmt(j, "%s\"%s\":[", list == 0 ? "{" : ",", NAMES[list]);
         for (int32_t i = first; i < n; i++) {
             entry e = entry_at(c, ch, i);
             k3i_json_raw(j, i == first ? "" : ",");
             if (list == 0) {
-                size_t bytes = 0;
-                k3i_json_fmt(j, "%zu", offset);
-                k3i_tok_bytes(c->api->tok, e.id, &bytes);
-                offset += bytes;
+                write_offset(c, ch, e.id, with_echo && i == n_echo, j);
             } else if (list == 1 && e.lp == NULL) {
                 k3i_json_raw(j, "null");
             } else if (list == 1) {
@@ -246,7 +266,6 @@ static void write_completion_logprobs(const k3i_api_call *c, k3i_choice *ch, boo
         k3i_json_raw(j, "]");
     }
     k3i_json_raw(j, "}");
-    ch->n_content = offset;
 }
 
 /* ---- whole answers -----------------------------------------------------------------------------

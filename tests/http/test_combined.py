@@ -62,6 +62,25 @@ class Streams(unittest.TestCase):
         self.assertEqual(whole["token_logprobs"].count(None), 1)
 
 
+    def test_text_offset(self):
+        """Offsets count characters: between two of them stands the token's text, whatever its bytes are."""
+        half = self.s.post("/tokenize", {"prompt": "a \U00013000"})["tokens"][:-1]  # ends within a character
+        for prompt in ("naïve 東京 \U0001f600 a[EOS]b", half):
+            for extra in ({}, {"skip_special_tokens": False}, {"echo": True}):
+                body = dict(prompt=prompt, max_tokens=40, seed=3, temperature=1.5, logprobs=0, **extra)
+                got = self.s.post("/v1/completions", body)["choices"][0]
+                text, offsets, tokens = got["text"], got["logprobs"]["text_offset"], got["logprobs"]["tokens"]
+                self.assertEqual(offsets, sorted(offsets))
+                n_equal = 0
+                for a, b, token in zip(offsets, offsets[1:] + [len(text)], tokens):
+                    if "\ufffd" not in token and text[a:b]:
+                        self.assertEqual(text[a:b].lstrip("\ufffd"), token)
+                        n_equal += 1
+                self.assertGreater(n_equal, 20)
+                streamed = [o for e in self.s.stream("/v1/completions", **body) for o in (e["choices"][0]["logprobs"] or {"text_offset": []})["text_offset"]]
+                self.assertEqual(streamed, offsets)
+
+
 class Busy(unittest.TestCase):
     def test_echo_while_the_engine_works(self):
         """The engine takes a long prompt over in the middle of its echo, and moves its own copy."""
