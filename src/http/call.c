@@ -184,7 +184,9 @@ bool k3i_call_add_choice(k3i_api_call *c, int32_t index, int32_t prompt, const i
     r->sampling = c->params.sampling;
     if (!c->params.has_seed && index == 0)
         c->params.sampling.seed = random_seed(c->api);
-    r->sampling.seed = c->params.sampling.seed + (uint64_t)index;
+    /* With the client's seed each prompt of a list has the answers that it has alone. */
+    int32_t nth = c->params.has_seed ? index % c->params.n : index;
+    r->sampling.seed = c->params.sampling.seed + (uint64_t)nth;
     r->max_tokens = max_tokens;
     r->n_choices = c->params.n;
     r->logprobs = c->params.logprobs;

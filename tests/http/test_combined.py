@@ -62,6 +62,16 @@ class Streams(unittest.TestCase):
         self.assertEqual(whole["token_logprobs"].count(None), 1)
 
 
+    def test_seed_of_prompts(self):
+        """Choice k of a prompt has the seed s + k, whether the prompt is alone or in a list."""
+        body = dict(max_tokens=12, temperature=1)
+        prompts = ["Once upon", "a time", "there was"]
+        alone = {(p, s): self.s.post("/v1/completions", dict(body, prompt=p, seed=s))["choices"][0]["text"] for p in prompts for s in (7, 8)}
+        many = self.s.post("/v1/completions", dict(body, prompt=prompts, n=2, seed=7))["choices"]
+        self.assertEqual([c["text"] for c in many], [alone[p, s] for p in prompts for s in (7, 8)])
+        free = self.s.post("/v1/completions", dict(body, prompt=["Once"] * 4))["choices"]
+        self.assertEqual(len({c["text"] for c in free}), 4)  # without a seed all differ
+
     def test_text_offset(self):
         """Offsets count characters: between two of them stands the token's text, whatever its bytes are."""
         half = self.s.post("/tokenize", {"prompt": "a \U00013000"})["tokens"][:-1]  # ends within a character
