@@ -2,9 +2,11 @@
 #include "fault.h"
 
 #include "json_out.h"
+#include "tokenizer.h"
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 static const char *type_of(int32_t status)
 {
@@ -72,9 +74,17 @@ bool k3i_fault_from(k3i_fault *f, const k3i_err *err, const char *param)
 
 k3_status k3i_fault_body(const k3i_fault *f, k3i_buf *ret, k3i_err *err)
 {
+    /* Names of the client's are cut to a length, perhaps within a character. */
+    k3i_buf message = K3I_BUF(4 * sizeof f->message);
+    k3i_detok whole = {0};
     k3i_json j = k3i_json_to(ret);
+    j.status = k3i_detok_bytes(&whole, (const uint8_t *)f->message, strlen(f->message), &message,
+                               &j.err);
+    if (j.status == K3_OK)
+        j.status = k3i_detok_flush(&whole, &message, &j.err);
     k3i_json_raw(&j, "{\"error\":{\"message\":");
-    k3i_json_str(&j, f->message);
+    k3i_json_strn(&j, message.n > 0 ? message.data : "", message.n);
+    k3i_buf_done(&message);
     k3i_json_raw(&j, ",\"type\":");
     k3i_json_str(&j, f->type);
     k3i_json_raw(&j, ",\"param\":");

@@ -91,6 +91,25 @@ class Streams(unittest.TestCase):
                 self.assertEqual(streamed, offsets)
 
 
+class Errors(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.s = api.Server(name="k3")
+
+    @classmethod
+    def tearDownClass(cls):
+        assert cls.s.stop() == 0
+
+    def test_names_in_messages_are_cut_between_characters(self):
+        for head in ("", "a", "ab"):
+            for fields, status in (({"model": head + "東" * 300}, 404), ({"messages": [{"role": "user", "content": [{"type": head + "東" * 300}]}]}, 400),
+                                   ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": head + "東" * 300}}}, 400),
+                                   ({"logit_bias": {head + "é" * 300: 1}}, 400)):
+                got, _, data = self.s.request("POST", "/v1/chat/completions", {"messages": user("x"), **fields})
+                self.assertEqual(got, status)
+                self.assertTrue(json.loads(data.decode("utf-8"))["error"]["message"])
+
+
 class Busy(unittest.TestCase):
     def test_echo_while_the_engine_works(self):
         """The engine takes a long prompt over in the middle of its echo, and moves its own copy."""
