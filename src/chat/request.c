@@ -242,7 +242,8 @@ static k3_status read_tool_choice(yyjson_val *root, k3i_chat_req *req, k3i_err *
     if (is_required)
         return K3_OK;
     yyjson_val *name = get(get(choice, "function"), "name");
-    if (!yyjson_equals_str(get(choice, "type"), "function") || !yyjson_is_str(name))
+    if (!yyjson_equals_str(get(choice, "type"), "function") || !yyjson_is_str(name) ||
+        strlen(yyjson_get_str(name)) != yyjson_get_len(name))
         return k3i_fail(err, K3_E_FORMAT,
                         "tool_choice must have type 'function' and function.name");
     req->tool_choice = K3I_TOOLS_NAMED;

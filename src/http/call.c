@@ -325,8 +325,9 @@ void k3i_call_finish(k3i_api_call *c)
     for (int32_t i = 0; i < c->n_choices && status == K3_OK; i++) {
         status = k3i_choice_pump(&c->choice[i], &err);
         if (status == K3_OK && c->choice[i].finish == K3_FINISH_ERROR) {
-            err = c->choice[i].error;
-            status = err.code;
+            k3i_fault_of_answer(&fault, &c->choice[i].error);
+            k3i_call_fail(c, &fault);
+            return;
         }
     }
     if (status == K3_OK) {

@@ -72,6 +72,11 @@ bool k3i_fault_from(k3i_fault *f, const k3i_err *err, const char *param)
     }
 }
 
+bool k3i_fault_of_answer(k3i_fault *f, const k3i_err *err)
+{
+    return k3i_fault_set(f, err->code == K3_E_LIMIT ? 400 : 500, NULL, "%s", err->text);
+}
+
 k3_status k3i_fault_body(const k3i_fault *f, k3i_buf *ret, k3i_err *err)
 {
     /* Names of the client's are cut to a length, perhaps within a character. */

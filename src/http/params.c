@@ -245,7 +245,7 @@ static bool read_logit_bias(const k3i_params_ctx *ctx, yyjson_val *root, k3i_par
         const char *text = yyjson_get_str(key);
         char *end;
         long id = strtol(text, &end, 10);
-        if (end == text || *end != 0 || id < 0 || id >= ctx->vocab)
+        if (end == text || end != text + yyjson_get_len(key) || id < 0 || id >= ctx->vocab)
             return k3i_fault_set(fault, 400, "logit_bias",
                                  "logit_bias: '%.40s' is not a token id of this model.", text);
         if (!yyjson_is_num(value) || !isfinite(yyjson_get_num(value)))
@@ -302,6 +302,8 @@ static bool read_bad_words(const k3i_params_ctx *ctx, yyjson_val *root, k3i_para
         if (!yyjson_is_str(item) || strspn(yyjson_get_str(item), " ") == yyjson_get_len(item))
             return k3i_fault_set(fault, 400, "bad_words",
                                  "bad_words cannot contain an empty string.");
+        if (strlen(yyjson_get_str(item)) != yyjson_get_len(item))
+            return k3i_fault_set(fault, 400, "bad_words", "a bad word may have no NUL.");
         k3i_bad_word plain, spaced;
         if (!bad_word_ids(ctx, yyjson_get_str(item), false, &plain, fault) ||
             !bad_word_ids(ctx, yyjson_get_str(item), true, &spaced, fault))

@@ -594,7 +594,7 @@ static void finish_chunk(k3i_api_call *c, k3i_choice *ch, k3i_json *j)
 static void error_event(const k3i_err *error, k3i_json *j)
 {
     k3i_fault f;
-    k3i_fault_set(&f, 500, NULL, "%s", error->text);
+    k3i_fault_of_answer(&f, error);
     k3i_json_raw(j, "data: ");
     if (j->status == K3_OK)
         j->status = k3i_fault_body(&f, j->buf, &j->err);

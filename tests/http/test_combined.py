@@ -109,6 +109,21 @@ class Errors(unittest.TestCase):
                 self.assertEqual(got, status)
                 self.assertTrue(json.loads(data.decode("utf-8"))["error"]["message"])
 
+    def test_nul_in_strings(self):
+        """What a NUL would cut short is refused."""
+        tools = dict(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f\0g"}})
+        for field, fields in [("bad_words", {"bad_words": ["a\0b"]}), ("bad_words", {"bad_words": ["\0"]}), ("logit_bias", {"logit_bias": {"5\0": 1}}),
+                              ("stop", {"stop": "a\0"}), ("cache_salt", {"cache_salt": "a\0"}), ("model", {"model": "k3\0"}), ("tool_choice", tools)]:
+            with self.subTest(fields=fields):
+                self.assertEqual(self.s.ask("x", 400, max_tokens=2, **fields)["error"]["param"], field)
+
+    def test_no_token_is_left(self):
+        """What is forced is also banned: the request's own fault, whole or streamed."""
+        body = dict(messages=user("x"), max_tokens=60, bad_words=["think"], thinking_token_budget=0)
+        error = self.s.chat(400, **body)["error"]
+        self.assertIn("no token is allowed here", error["message"])
+        self.assertEqual([e["error"] for e in self.s.stream(**body) if "error" in e], [error])
+
 
 class Busy(unittest.TestCase):
     def test_echo_while_the_engine_works(self):
