@@ -83,8 +83,8 @@ k3_status k3i_fault_body(const k3i_fault *f, k3i_buf *ret, k3i_err *err)
     k3i_buf message = K3I_BUF(4 * sizeof f->message);
     k3i_detok whole = {0};
     k3i_json j = k3i_json_to(ret);
-    j.status = k3i_detok_bytes(&whole, (const uint8_t *)f->message, strlen(f->message), &message,
-                               &j.err);
+    j.status =
+        k3i_detok_bytes(&whole, (const uint8_t *)f->message, strlen(f->message), &message, &j.err);
     if (j.status == K3_OK)
         j.status = k3i_detok_flush(&whole, &message, &j.err);
     k3i_json_raw(&j, "{\"error\":{\"message\":");

@@ -221,7 +221,8 @@ static size_t count_chars(const k3i_buf *utf8)
 }
 
 /* Where a token begins in the text, in characters as OpenAI counts; one that goes on with a
- * character, where that begins. `is_first`: of the output, which is decoded apart from the prompt. */
+ * character, where that begins. `is_first`: of the output, which is decoded apart from the prompt.
+ */
 static void write_offset(const k3i_api_call *c, k3i_choice *ch, int32_t id, bool is_first,
                          k3i_json *j)
 {
@@ -553,7 +554,8 @@ static void completion_chunks(k3i_api_call *c, k3i_choice *ch, k3i_json *j)
     bool echoes = c->params.echo && !ch->has_role;
     if (ch->n_delta == 0 && ch->n_tokens == 0 && !echoes)
         return;
-    /* An echo with logprobs waits for them: they are the engine's until the first token is there. */
+    /* An echo with logprobs waits for them: they are the engine's until the first token is there.
+     */
     if (echoes && c->params.logprobs >= 0 && ch->n_taken == 0 && ch->finish == K3_FINISH_NONE)
         return;
     k3i_buf text = K3I_BUF(2 * K3I_OUTPUT_MAX_BYTES);

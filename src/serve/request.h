@@ -73,9 +73,9 @@ struct k3i_request {
     int32_t n_ready; /* output tokens that may be read by the client */
     int32_t *ready;  /* [n_ready] */
     int32_t cap_ready;
-    k3i_logprob *lp;        /* [n_ready * (1 + logprobs)] */
-    /* [n_prompt * (1 + prompt_logprobs)]; entry 0 is unused, and those from n_prompt_lp on. Both are
-     * the engine's until the first token or the end. */
+    k3i_logprob *lp; /* [n_ready * (1 + logprobs)] */
+    /* [n_prompt * (1 + prompt_logprobs)]; entry 0 is unused, and those from n_prompt_lp on. Both
+     * are the engine's until the first token or the end. */
     k3i_logprob *prompt_lp;
     int32_t n_prompt_lp;
     k3i_finish finish;
@@ -95,7 +95,7 @@ struct k3i_request {
     int32_t hit_snap; /* pinned snapshot to restore from, -1 = none */
     int32_t *table;   /* [n_table] pages, one reference each */
     int32_t n_table, cap_table;
-    int32_t branch;      /* position at which a snapshot would have helped, 0 = none */
+    int32_t branch; /* position at which a snapshot would have helped, 0 = none */
     int32_t draft[K3_MAX_WIDTH];
     int32_t n_draft;
     int32_t n_ended, most_tokens; /* leader: of the n choices, how many have ended; the longest */
