@@ -48,6 +48,7 @@ struct link_s {
     uint64_t id;        /* for the watcher, 0 = not watched */
     int fd;
     k3i_fault fault; /* found before the body was complete */
+    bool is_last;    /* where the next request begins is not certain: the connection ends */
     size_t counted;  /* body bytes in server->body_bytes */
     size_t dropped;
     link_t *prev, *next;
@@ -205,29 +206,37 @@ static enum MHD_Result send_bytes(struct MHD_Connection *connection, int32_t sta
     return result;
 }
 
-/* A connection beyond the limit: one answer, then the end. */
-static enum MHD_Result send_too_many(struct MHD_Connection *connection)
+/* One answer, then the end of the connection. */
+static enum MHD_Result send_last(struct MHD_Connection *connection, const k3i_fault *fault)
 {
-    k3i_fault fault;
     k3i_buf body = K3I_BUF(8192);
-    k3i_fault_set(&fault, 503, NULL, "too many connections are open");
-    k3i_fault_body(&fault, &body, NULL);
+    k3i_fault_body(fault, &body, NULL);
     struct MHD_Response *r = MHD_create_response_from_buffer(
         body.n, body.n > 0 ? body.data : (void *)(uintptr_t) "", MHD_RESPMEM_MUST_COPY);
     k3i_buf_done(&body);
     if (r == NULL)
         return MHD_NO;
     MHD_add_response_header(r, "Content-Type", "application/json");
-    MHD_add_response_header(r, "Retry-After", "1");
+    if (fault->status == 503)
+        MHD_add_response_header(r, "Retry-After", "1");
     MHD_add_response_header(r, "Connection", "close");
-    enum MHD_Result result = MHD_queue_response(connection, 503, r);
+    enum MHD_Result result = MHD_queue_response(connection, (unsigned)fault->status, r);
     MHD_destroy_response(r);
     return result;
+}
+
+static enum MHD_Result send_too_many(struct MHD_Connection *connection)
+{
+    k3i_fault fault;
+    k3i_fault_set(&fault, 503, NULL, "too many connections are open");
+    return send_last(connection, &fault);
 }
 
 static enum MHD_Result send_fault(link_t *l, const k3i_fault *fault)
 {
     k3i_buf body = K3I_BUF(8192);
+    if (l->is_last)
+        return send_last(l->connection, fault);
     if (fault->status == 401)
         k3i_buf_adds(&body, "{\"error\":\"Unauthorized\"}", NULL);
     else
@@ -396,6 +405,40 @@ static bool is_authorised(link_t *l, const char *path)
     return ok;
 }
 
+struct framing {
+    const char *length;
+    bool is_odd, is_encoded;
+};
+
+static enum MHD_Result see_framing(void *cls, enum MHD_ValueKind kind, const char *key,
+                                   const char *value)
+{
+    struct framing *f = cls;
+    (void)kind;
+    if (strcasecmp(key, "Transfer-Encoding") == 0)
+        f->is_encoded = true;
+    if (strcasecmp(key, "Content-Length") != 0)
+        return MHD_YES;
+    f->is_odd = f->is_odd || (f->length != NULL && strcmp(f->length, value) != 0);
+    f->length = value;
+    return MHD_YES;
+}
+
+/* A length that is told twice may be read otherwise by a proxy in front, which then sees other
+ * requests than we do: RFC 9112, 6.3. */
+static bool check_framing(link_t *l)
+{
+    struct framing f = {0};
+    MHD_get_connection_values(l->connection, MHD_HEADER_KIND, see_framing, &f);
+    l->is_last = f.is_odd || (f.length != NULL && f.is_encoded);
+    if (f.is_odd)
+        return k3i_fault_set(&l->fault, 400, NULL, "Content-Length is given twice.");
+    if (l->is_last)
+        return k3i_fault_set(&l->fault, 400, NULL,
+                             "Content-Length and Transfer-Encoding exclude each other.");
+    return true;
+}
+
 /* Finds what is wrong with a POST before its body is read. */
 static bool check_post(link_t *l, const char *path)
 {
@@ -403,9 +446,6 @@ static bool check_post(link_t *l, const char *path)
     const char *type = header(l, "Content-Type"), *length = header(l, "Content-Length");
     if (!is_authorised(l, path))
         return k3i_fault_set(&l->fault, 401, NULL, "Unauthorized");
-    if (length != NULL && header(l, "Transfer-Encoding") != NULL)
-        return k3i_fault_set(&l->fault, 400, NULL,
-                             "Content-Length and Transfer-Encoding exclude each other.");
     if (length != NULL && strtoull(length, NULL, 10) > config->max_body_bytes)
         return k3i_fault_set(&l->fault, 413, NULL, "the body has %.20s bytes, the limit is %zu",
                              length, config->max_body_bytes);
@@ -442,7 +482,8 @@ static enum MHD_Result begin(k3i_server *s, struct MHD_Connection *connection, c
     l->server = s;
     l->connection = connection;
     l->fd = -1;
-    if (strcmp(method, "POST") == 0 && k3i_call_has_route(path) && check_post(l, path)) {
+    if (check_framing(l) && strcmp(method, "POST") == 0 && k3i_call_has_route(path) &&
+        check_post(l, path)) {
         l->call = new_call(l, path);
         if (l->call == NULL)
             k3i_fault_set(&l->fault, 503, NULL, "out of memory");

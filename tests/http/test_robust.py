@@ -141,8 +141,16 @@ class Rude(unittest.TestCase):
         self.assertNotIn(b" 200 ", out)
         out = raw(self.s, b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", read="eof")
         self.assertNotIn(b" 200 ", out)
-        both = post_head("/v1/chat/completions", 2, "Transfer-Encoding: chunked\r\n") + b"0\r\n\r\n"
-        self.assertIn(b" 400 ", raw(self.s, both, read="eof"))
+
+    def test_two_lengths(self):
+        """A request whose end is uncertain is the last of its connection: what follows may be part of it."""
+        for method in ("POST", "GET"):
+            for extra, body in (("Transfer-Encoding: chunked\r\n", b"0\r\n\r\n"), ("Content-Length: 40\r\n", b"{}")):
+                path = "/v1/chat/completions" if method == "POST" else "/health"
+                out = raw(self.s, post_head(path, 2, extra).replace(b"POST", method.encode()) + body + HEALTH, read="eof")
+                self.assertEqual((out.count(b"HTTP/1.1 "), out.count(b"HTTP/1.1 400 ")), (1, 1), out)
+        same = post_head("/tokenize", 14, "Content-Length: 14\r\n") + b'{"prompt":"x"}'
+        self.assertEqual(raw(self.s, same + HEALTH, read="eof").count(b"HTTP/1.1 200 "), 2)
 
     def test_full_queue(self):
         def one(i):
