@@ -35,6 +35,9 @@ void k3i_sched_free(k3i_sched *s);
 k3_status k3i_sched_check(const k3i_sched *s, const k3i_request *r, k3i_err *err);
 /* Appends a checked request, with a reference of its own. */
 void k3i_sched_add(k3i_sched *s, k3i_request *r);
+/* The part of a step before the engine's: who has left ends, who fits is admitted. A step does it
+ * anyway; by itself it is for statistics that shall not wait for the engine. */
+void k3i_sched_begin(k3i_sched *s);
 /* One step. False if there was nothing to compute. */
 bool k3i_sched_step(k3i_sched *s);
 bool k3i_sched_is_idle(const k3i_sched *s);

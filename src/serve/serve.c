@@ -40,7 +40,7 @@ static void publish(k3i_serve *s)
 
 /* Moves the inbox to the scheduler; sleeps while there is nothing at all. False = the thread ends.
  */
-static bool take_inbox(k3i_serve *s, bool did_work)
+static bool take_inbox(k3i_serve *s, bool did_work, bool *ret_is_new)
 {
     pthread_mutex_lock(&s->lock);
     while (s->n_inbox == 0 && !s->is_over && !s->is_cut && !did_work) {
@@ -61,6 +61,8 @@ static bool take_inbox(k3i_serve *s, bool did_work)
         k3i_sched_add(s->sched, s->inbox[i]);
         k3i_request_unref(s->inbox[i]); /* the inbox's reference */
     }
+    *ret_is_new = s->n_inbox > 0;
+    s->stats.waiting += s->n_inbox; /* until publish() tells exactly */
     s->n_inbox = 0;
     bool cut = s->is_cut || s->is_over, over = s->is_over;
     s->is_cut = false;
@@ -73,8 +75,12 @@ static bool take_inbox(k3i_serve *s, bool did_work)
 static void *run(void *arg)
 {
     k3i_serve *s = arg;
-    bool did_work = false;
-    while (take_inbox(s, did_work)) {
+    bool did_work = false, is_new;
+    while (take_inbox(s, did_work, &is_new)) {
+        if (is_new) { /* they are counted before the step, which may take seconds */
+            k3i_sched_begin(s->sched);
+            publish(s);
+        }
         did_work = k3i_sched_step(s->sched);
         publish(s);
     }

@@ -415,12 +415,17 @@ static void conclude(k3i_sched *s, const k3i_finish *finish, const k3i_err *erro
     }
 }
 
-bool k3i_sched_step(k3i_sched *s)
+void k3i_sched_begin(k3i_sched *s)
 {
     end_cancelled(s);
     if (s->stats.is_dead)
         k3i_sched_end_all(s, K3_FINISH_ERROR, "the engine has failed");
     k3i_sched_admit(s);
+}
+
+bool k3i_sched_step(k3i_sched *s)
+{
+    k3i_sched_begin(s);
     plan(s);
     if (s->n_lanes == 0)
         return false;

@@ -151,6 +151,39 @@ static void full_queue_is_refused(void **state)
     fake_free(e);
 }
 
+static void first_step_is_counted(void **state)
+{
+    (void)state;
+    fake_config slow = CONFIG;
+    slow.step_ns = 500000000;
+    slow.max_num_seqs = 1;
+    k3_engine *e = fake_new(&slow);
+    k3i_serve *s = new_serve(e, 3);
+    k3i_stats stats = {0};
+    client c;
+    init_client(&c, s, 1);
+    k3i_request *r[4];
+    int64_t start = k3i_now_ns();
+    for (int32_t i = 0; i < 4; i++) {
+        r[i] = new_request(&c, i);
+        assert_int_equal(k3i_serve_submit(s, r[i], NULL), K3_OK);
+        while (stats.running == 0 && k3i_now_ns() < start + slow.step_ns / 2) {
+            struct timespec short_while = {.tv_nsec = 1000000};
+            nanosleep(&short_while, NULL);
+            k3i_serve_stats(s, &stats);
+        }
+    }
+    k3i_serve_stats(s, &stats);
+    assert_int_equal(stats.running, 1);
+    assert_int_equal(stats.waiting, 3);
+    assert_int_equal(stats.steps, 0);
+    k3i_serve_drain(s, 1);
+    for (int32_t i = 0; i < 4; i++)
+        k3i_request_unref(r[i]);
+    k3i_serve_free(s);
+    fake_free(e);
+}
+
 static void drain_lets_requests_finish(void **state)
 {
     (void)state;
@@ -177,6 +210,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(many_clients),
         cmocka_unit_test(full_queue_is_refused),
+        cmocka_unit_test(first_step_is_counted),
         cmocka_unit_test(drain_lets_requests_finish),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
