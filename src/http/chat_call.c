@@ -63,10 +63,11 @@ bool k3i_chat_read_prompt(k3i_api_call *c, yyjson_val *root, k3i_media_picture *
     return true;
 }
 
-/* Gives a request its pictures; the last request takes the pixels over, the others copies. */
-static bool attach(k3i_api_call *c, k3i_request *r, k3i_media_picture *pictures, bool is_last,
-                   k3i_fault *fault)
+/* Gives a request its pictures. The first one takes the pixels over, the others look at them there:
+ * each holds a reference to the first (link_siblings). */
+static bool attach(k3i_api_call *c, k3i_request *r, k3i_media_picture *pictures, k3i_fault *fault)
 {
+    const k3i_request *first = c->choice[0].req;
     size_t n = c->prompt.n_slot;
     if (n == 0)
         return true;
@@ -76,24 +77,17 @@ static bool attach(k3i_api_call *c, k3i_request *r, k3i_media_picture *pictures,
     for (size_t i = 0; i < n; i++) {
         const k3i_chat_slot *slot = &c->prompt.slot[i];
         k3i_patches *p = &pictures[slot->image].patches;
-        float *pixels = p->pixels;
-        if (!is_last) {
-            size_t floats = p->n_patches * p->patch_floats;
-            pixels = k3i_alloc_array(floats, sizeof *pixels);
-            if (pixels == NULL)
-                return k3i_fault_set(fault, 503, NULL, "out of memory");
-            for (size_t k = 0; k < floats; k++)
-                pixels[k] = p->pixels[k];
-        } else {
-            p->pixels = NULL;
-        }
+        bool is_owner = r == first;
         r->media[r->n_media++] = (k3i_media){.key = pictures[slot->image].key,
                                              .at = (int32_t)slot->at,
                                              .rows = (int32_t)slot->n,
-                                             .pixels = pixels,
+                                             .pixels = is_owner ? p->pixels : first->media[i].pixels,
+                                             .is_borrowed = !is_owner,
                                              .grid_t = 1,
                                              .grid_h = (int32_t)p->plan.grid_h,
                                              .grid_w = (int32_t)p->plan.grid_w};
+        if (is_owner)
+            p->pixels = NULL;
     }
     return true;
 }
@@ -122,7 +116,7 @@ static bool make_choices(k3i_api_call *c, k3i_media_picture *pictures, k3i_fault
         k3i_request *r;
         if (!k3i_call_add_choice(c, i, 0, c->prompt.ids.id, (int32_t)c->prompt.ids.n, &r, fault) ||
             !k3i_call_constrain(c, r, fault) ||
-            !attach(c, r, pictures, i == c->params.n - 1, fault))
+            !attach(c, r, pictures, fault))
             return false;
     }
     return true;

@@ -41,8 +41,10 @@ void k3i_request_unref(k3i_request *r)
         r->constraint.free(r->constraint.self);
     if (r->free_keep != NULL)
         r->free_keep(r->keep);
-    for (int32_t i = 0; i < r->n_media; i++)
-        k3i_free((void *)(uintptr_t)r->media[i].pixels);
+    for (int32_t i = 0; i < r->n_media; i++) {
+        if (!r->media[i].is_borrowed)
+            k3i_free((void *)(uintptr_t)r->media[i].pixels);
+    }
     k3i_sampler_free(r->sampler);
     k3i_free(r->media);
     k3i_free(r->prompt);

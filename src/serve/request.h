@@ -24,6 +24,7 @@ typedef struct {
     uint64_t key; /* below 2^40; equal keys mean equal pictures (media.h) */
     int32_t at, rows;
     const float *pixels; /* owned, freed with k3i_free */
+    bool is_borrowed;    /* not owned: they are the leader's */
     int32_t grid_t, grid_h, grid_w;
     bool is_encoded; /* engine thread: counted as a user of the engine's rows */
 } k3i_media;
