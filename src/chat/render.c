@@ -539,6 +539,7 @@ static yyjson_val *call_name(yyjson_val *calls, size_t at)
 
 typedef struct {
     yyjson_val *message;
+    size_t at; /* in the list of messages */
     uint32_t first_image;
     size_t call; /* place of its call, SIZE_MAX if unknown */
 } tool_result;
@@ -570,6 +571,8 @@ static void tool_run(renderer *r, tool_result *run, size_t n, yyjson_val *calls,
         }
         r->next_image = run[i].first_image;
         tool_message(r, run[i].message, name, ++*n_rendered);
+        if (r->st != K3_OK)
+            k3i_err_prefix(r->err, "messages[%zu]", run[i].at);
     }
 }
 
@@ -611,10 +614,13 @@ static void messages(renderer *r, const k3i_chat_req *req, size_t n)
          at < n && r->st == K3_OK && (message = yyjson_arr_iter_next(&it)) != NULL; at++) {
         bool is_tool = is_role(message, "tool");
         if (is_tool)
-            run[n_run++] = (tool_result){.message = message, .first_image = first_image};
+            run[n_run++] =
+                (tool_result){.message = message, .at = at, .first_image = first_image};
         if (n_run > 0 && (!is_tool || at + 1 == n)) {
             tool_run(r, run, n_run, calls, &n_rendered);
             n_run = 0;
+            if (r->st != K3_OK)
+                break;
         }
         r->next_image = first_image;
         if (is_role(message, "user")) {

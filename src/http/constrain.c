@@ -98,5 +98,5 @@ bool k3i_call_constrain(k3i_api_call *c, k3i_request *r, k3i_fault *fault)
         st = k3i_matcher_new(c->api->vocab, c->grammar, &k->matcher, &err);
     if (st == K3_OK && c->params.thinking_budget >= 0)
         st = set_budget(c, k, &err);
-    return st == K3_OK || k3i_fault_from(fault, &err, NULL);
+    return st == K3_OK || k3i_fault_from(fault, &err, "messages"); /* a partial one does not fit */
 }

@@ -281,7 +281,9 @@ static void not_renderable(void **state)
              "{\"role\":\"tool\",\"tool_call_id\":\"a\",\"tool\":{\"s\":1},\"content\":\"x\"}"),
          "matches no call"},
         {MESSAGES("{\"role\":\"tool\",\"tool_call_id\":\"a\",\"content\":\"x\"}"),
-         "matches no call"},
+         "messages[0]: a tool message has no tool name and matches no call"},
+        {MESSAGES(USER ",{\"role\":\"tool\",\"tool_call_id\":\"a\",\"content\":\"x\"}," USER "," USER),
+         "messages[1]: a tool message has no tool name and matches no call"},
         {MESSAGES("{\"role\":\"system\",\"content\":\"x\",\"tools\":[" TOOL("f") "]}"),
          "no content"},
     };

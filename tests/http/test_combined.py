@@ -142,6 +142,12 @@ class Errors(unittest.TestCase):
             with self.subTest(fields=fields):
                 self.assertEqual(self.s.ask("x", 400, max_tokens=2, **fields)["error"]["param"], field)
 
+    def test_partial_message_outside_the_format(self):
+        begun = {"role": "assistant", "partial": True, "content": "["}
+        error = self.s.chat(400, messages=user("x") + [begun], response_format={"type": "json_object"})["error"]
+        self.assertEqual(error["param"], "messages")
+        self.assertIn("does not fit", error["message"])
+
     def test_no_token_is_left(self):
         """What is forced is also banned: the request's own fault, whole or streamed."""
         body = dict(messages=user("x"), max_tokens=60, bad_words=["think"], thinking_token_budget=0)
