@@ -431,6 +431,10 @@ static bool read_salt(yyjson_val *root, k3i_params *p, k3i_fault *fault)
         return false;
     if (p->salt != NULL && p->salt[0] == 0)
         return k3i_fault_set(fault, 400, "cache_salt", "cache_salt must not be empty.");
+    /* Every choice keeps it, the cache keeps it, and every lookup hashes it. */
+    if (p->salt != NULL && strlen(p->salt) > K3_MAX_SALT_BYTES)
+        return k3i_fault_set(fault, 400, "cache_salt", "cache_salt may have %d bytes.",
+                             K3_MAX_SALT_BYTES);
     return true;
 }
 

@@ -11,7 +11,12 @@
 
 #include <yyjson.h>
 
-enum { K3_MAX_TOP_LOGPROBS = 20, K3_MAX_CHOICES = 128, K3_MAX_BAD_WORDS = 128 };
+enum {
+    K3_MAX_TOP_LOGPROBS = 20,
+    K3_MAX_CHOICES = 128,
+    K3_MAX_BAD_WORDS = 128,
+    K3_MAX_SALT_BYTES = 1024
+};
 
 typedef struct {
     const k3i_tok *tok;

@@ -148,6 +148,11 @@ class Errors(unittest.TestCase):
         self.assertEqual(error["param"], "messages")
         self.assertIn("does not fit", error["message"])
 
+    def test_length_of_the_salt(self):
+        """It is kept once a choice and hashed in every lookup: 128 times 100 MB would be the end."""
+        self.s.ask("x", max_tokens=1, cache_salt="é" * 512)
+        self.assertEqual(self.s.ask("x", 400, max_tokens=1, cache_salt="é" * 512 + "a")["error"]["param"], "cache_salt")
+
     def test_no_token_is_left(self):
         """What is forced is also banned: the request's own fault, whole or streamed."""
         body = dict(messages=user("x"), max_tokens=60, bad_words=["think"], thinking_token_budget=0)
