@@ -381,10 +381,10 @@ static const char *header(link_t *l, const char *name)
     return MHD_lookup_connection_value(l->connection, MHD_HEADER_KIND, name);
 }
 
-/* Equal in time that does not depend on where they differ. */
-static bool equal_secret(const char *a, const char *b)
+/* Equal in time that does not depend on where they differ. a [na]. */
+static bool equal_secret(const char *a, size_t na, const char *b)
 {
-    size_t na = strlen(a), nb = strlen(b);
+    size_t nb = strlen(b);
     unsigned diff = na != nb;
     for (size_t i = 0; i < na; i++)
         diff |= (unsigned char)a[i] ^ (unsigned char)b[nb == 0 ? 0 : i % nb];
@@ -399,9 +399,13 @@ static bool is_authorised(link_t *l, const char *path)
     const char *value = header(l, "Authorization");
     if (value == NULL || strncasecmp(value, "Bearer ", 7) != 0)
         return false;
+    /* Blanks at the end are not of the value, and libmicrohttpd leaves them there. */
+    size_t n = strlen(value);
+    while (n > 7 && (value[n - 1] == ' ' || value[n - 1] == '\t'))
+        n--;
     bool ok = false;
     for (int32_t i = 0; i < config->n_api_keys; i++)
-        ok |= equal_secret(value + 7, config->api_keys[i]);
+        ok |= equal_secret(value + 7, n - 7, config->api_keys[i]);
     return ok;
 }
 

@@ -612,7 +612,9 @@ class Options(unittest.TestCase):
             body = {"messages": user("x"), "max_tokens": 1}
             for headers, status in [({}, 401), ({"Authorization": "Bearer wrong"}, 401), ({"Authorization": "secret"}, 401),
                                     ({"Authorization": "Bearer "}, 401), ({"Authorization": "Bearer secre"}, 401),
-                                    ({"Authorization": "Bearer secret"}, 200), ({"Authorization": "bearer other"}, 200)]:
+                                    ({"Authorization": "Bearer secretsecret"}, 401), ({"Authorization": "Bearer  \t"}, 401),
+                                    ({"Authorization": "Bearer secret"}, 200), ({"Authorization": "bearer other"}, 200),
+                                    ({"Authorization": "Bearer secret \t"}, 200)]:
                 got, _, data = s.request("POST", "/v1/chat/completions", body, headers)
                 self.assertEqual(got, status, headers)
                 self.assertEqual(s.request("GET", "/v1/models", headers=headers)[0], status)
