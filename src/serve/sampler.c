@@ -368,29 +368,6 @@ k3_status k3i_sample(k3i_sampler *s, float *row, const uint32_t *mask, int32_t p
     return K3_OK;
 }
 
-k3_status k3i_sampler_probs(k3i_sampler *s, float *row, const uint32_t *mask, double *probs,
-                            k3i_err *err)
-{
-    int32_t best;
-    k3_status status = process(s, row, mask, &best, err);
-    if (status != K3_OK)
-        return status;
-    memset(probs, 0, (size_t)s->vocab * sizeof *probs);
-    if (s->params->temperature < K3I_MIN_TEMPERATURE) {
-        probs[best] = 1.0;
-        return K3_OK;
-    }
-    int32_t n = candidates(s, row, best);
-    double sum = 0.0;
-    for (int32_t i = 0; i < n; i++) {
-        probs[s->cand[i]] = exp((double)row[s->cand[i]]);
-        sum += probs[s->cand[i]];
-    }
-    for (int32_t i = 0; i < n; i++)
-        probs[s->cand[i]] /= sum;
-    return K3_OK;
-}
-
 /* ---- logprobs ----------------------------------------------------------------------------------
  */
 

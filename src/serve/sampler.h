@@ -62,12 +62,6 @@ void k3i_sampler_free(k3i_sampler *s);
 k3_status k3i_sample(k3i_sampler *s, float *row, const uint32_t *mask, int32_t position,
                      int32_t *ret_token, k3i_err *err);
 
-/* Processed logits as in k3i_sample, then probabilities of all tokens instead of a draw: the input
- * of the acceptance rules (accept.h). probs [vocab] doubles that sum to 1; greedy gives a point
- * mass. */
-k3_status k3i_sampler_probs(k3i_sampler *s, float *row, const uint32_t *mask, double *probs,
-                            k3i_err *err);
-
 /* The token joins the output: K3_E_NOMEM leaves everything as it was. */
 k3_status k3i_sampler_push(k3i_sampler *s, int32_t token, k3i_err *err);
 
