@@ -1,4 +1,5 @@
-/* args.c: see args.h. Long options take `--name value` or `--name=value`, short ones `-m value`. */
+/* args.c: see args.h. Long options take `--name value` or `--name=value`, with - or _ between the
+ * words of a name, short ones `-m value`. */
 #include "args.h"
 #include "kernels.h"
 
@@ -25,12 +26,16 @@ const k3i_command k3i_commands[] = {
     {.name = NULL},
 };
 
+/* max_model_len is max-model-len: vLLM takes both, and the engine's keys have underscores. */
 static const k3i_option *find_long(const k3i_args *args, const char *name, size_t len)
 {
     for (size_t i = 0; i < args->n_options; i++) {
-        const k3i_option *o = args->option[i];
-        if (strlen(o->name) == len && memcmp(o->name, name, len) == 0)
-            return o;
+        const char *known = args->option[i]->name;
+        size_t at = 0;
+        while (at < len && known[at] == (name[at] == '_' ? '-' : name[at]))
+            at++;
+        if (at == len && known[at] == 0)
+            return args->option[i];
     }
     return NULL;
 }
@@ -334,20 +339,6 @@ k3_status k3i_env_check(k3i_err *err)
     return K3_OK;
 }
 
-/* The option that the engine calls by this key: max-model-len for max_model_len. */
-static const k3i_option *find_key(const k3i_args *args, const char *key, size_t len)
-{
-    for (size_t i = 0; i < args->n_options; i++) {
-        const char *name = args->option[i]->name;
-        size_t at = 0;
-        while (at < len && key[at] == (name[at] == '-' ? '_' : name[at]))
-            at++;
-        if (at == len && name[at] == 0)
-            return args->option[i];
-    }
-    return NULL;
-}
-
 /* The engine's "option 'max_model_len' is ..." and "isa: ...", with the name that people gave: the
  * option's, or that of the environment. Nothing else is touched, since a key may also be a word
  * that somebody typed; texts of our own begin otherwise. */
@@ -358,7 +349,7 @@ static void print_named(const k3i_args *args, const char *text)
     if (strncmp(text, LEAD, sizeof LEAD - 1) == 0) {
         const char *key = text + sizeof LEAD - 1;
         size_t len = strcspn(key, "'");
-        const k3i_option *o = key[len] == '\'' ? find_key(args, key, len) : NULL;
+        const k3i_option *o = key[len] == '\'' ? find_long(args, key, len) : NULL;
         if (o != NULL) {
             fprintf(stderr, "--%s", o->name);
             rest = key + len + 1;

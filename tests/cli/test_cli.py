@@ -197,6 +197,19 @@ class Tokenizer(unittest.TestCase):
         refused("tokenize", model("A"), word="tiktoken.model")
 
 
+class Names(unittest.TestCase):
+    def test_underscores(self):
+        """Between the words of an option's name - and _ are the same, as for vLLM; both at once are one given twice."""
+        a = model("A")
+        dashes, _ = run("info", a, "--max-model-len", 8, "--max-num-seqs", 3, "--json")
+        other, _ = run("info", a, "--max_model_len", 8, "--max_num-seqs=3", "--json")
+        self.assertEqual(dashes, other)
+        refused("info", a, "--max_model_len", 8, "--max-model-len", 8, word="--max-model-len is given twice")
+        refused("info", a, "--max_model_len", "x", word="--max-model-len is 'x'")
+        for name in ("--max__model_len", "--_max_model_len", "--max_model_le", "--max_model_len_"):
+            refused("info", a, name, 8, word=f"unknown option '{name}'")
+
+
 class Refusals(unittest.TestCase):
     def test_options(self):
         a = model("A")
@@ -208,7 +221,7 @@ class Refusals(unittest.TestCase):
         refused("info", "-m", a, "extra", word="extra")
         refused("info", "-m", a, "--jsno", word="--jsno")
         # What somebody typed stays as it is, also where it is the engine's word for an option.
-        refused("info", "-m", a, "--max_model_len", 3, word="unknown option '--max_model_len'")
+        refused("info", "-m", a, "--max_modle_len", 3, word="unknown option '--max_modle_len'")
         refused("info", "-m", a, "max_model_len", word="unexpected 'max_model_len'")
         refused("run", "-m", a, "--ids", "max_tokens", "--output-ids", word="'max_tokens' is not a token id")
         refused("info", "-m", a, "--json=1", word="--json")
