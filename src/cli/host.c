@@ -1,13 +1,13 @@
 /* host.c: options of the engine, size of the KV cache, start of the engine thread. */
 #include "host.h"
 
+#include "memory.h"
 #include "session.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 static void log_engine(void *user, int32_t level, const char *text)
 {
@@ -41,24 +41,6 @@ static const char *more_pages(const k3i_args *args, const k3i_host_config *confi
     return strcmp(args->command, "serve") == 0 ? " or raise --kv-cache-memory-bytes" : "";
 }
 
-/* Bytes to be had without taking pages from the weights. Files that others have read fill the
- * memory that is free in name, and give way: MemAvailable counts them, but the weights among them,
- * too. */
-static int64_t free_memory(int64_t weight_bytes)
-{
-    static const char KEY[] = "MemAvailable:";
-    char line[128];
-    int64_t idle = (int64_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE), available = 0;
-    FILE *f = fopen("/proc/meminfo", "r");
-    while (f != NULL && available == 0 && fgets(line, sizeof line, f) != NULL) {
-        if (strncmp(line, KEY, sizeof KEY - 1) == 0)
-            available = (int64_t)strtoll(line + sizeof KEY - 1, NULL, 10) * 1024;
-    }
-    if (f != NULL)
-        fclose(f);
-    return available - weight_bytes > idle ? available - weight_bytes : idle;
-}
-
 /* Pages for all slots at full length and twice as many snapshots as slots, within the limit. */
 static k3_status size_pool(const k3i_args *args, const k3i_host_config *config, k3i_host *h,
                            k3i_err *err)
@@ -76,7 +58,7 @@ static k3_status size_pool(const k3i_args *args, const k3i_host_config *config, 
                    (int64_t)2 * config->max_num_seqs * layout.snapshot_blocks + 1;
     int64_t limit = config->kv_bytes;
     if (limit == 0)
-        limit = free_memory(h->info.weight_bytes) / 4;
+        limit = k3i_free_memory("", h->info.weight_bytes) / 4;
     int64_t blocks = limit / layout.page_bytes;
     if (config->kv_bytes == 0 && want < blocks)
         blocks = want;
