@@ -112,7 +112,6 @@ def save(im, fmt, **kw):
 
 
 def pngs():
-    gray_trns = chunk(b"tRNS", struct.pack(">H", 114))
     for interlace in (False, True):
         i = "-adam7" if interlace else ""
         for depth in (1, 2, 4, 8):

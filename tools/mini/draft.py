@@ -7,8 +7,7 @@ learns from is written by the target itself (greedy continuations of training te
 follow what the target will say. With --compile it takes one step of every row length, needs no target and
 writes nothing: that fills the compilers' caches.
 """
-import argparse, json, math, os, random, time
-import numpy as np
+import argparse, json, math, random, time
 import torch
 import torch.nn.functional as F
 import config as c

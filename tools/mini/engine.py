@@ -8,7 +8,7 @@ import math
 import torch
 import torch.nn.functional as F
 import config as c
-from model import Grids, mix, rms, rotate, situ
+from model import Grids, rotate
 from data import GRIDS
 
 

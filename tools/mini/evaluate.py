@@ -23,7 +23,6 @@ def answers(engine, questions, new, want_taps=0, log=print):
     """-> [(new ids, margin)], taps of the first `want_taps` questions as {index: [len, taps H]}."""
     order = sorted(range(len(questions)), key=lambda i: len(questions[i].ids))
     out, taps, at = [None] * len(questions), {}, 0
-    feats = {}
     small = str(engine.device) == "cpu"
     while at < len(order):
         longest = len(questions[order[at]].ids) + new

@@ -7,11 +7,10 @@ their first pad, draft cycles (anchor, guesses, accepted, confidences). pNN.f32:
 prompt id (float32, little-endian). Pictures are PNG files.
 """
 import json, os, random, sys
-import numpy as np
 import torch
 from PIL import Image
 import draft as draft_module
-import export, pictures, tasks, tools_task
+import export, pictures, tools_task
 from chat import Conversation
 from data import Data
 from engine import Engine, Runner
@@ -79,7 +78,7 @@ def main(data_dir, target, draft_dir, out_dir):
     w, d = export.load(target, device=device), export.load(draft_dir, device=device)
     engine = Engine(w, device)
     tables = draft_module.rope_table(4096, device)
-    entries, size = [], 0
+    entries = []
     for i, (name, q) in enumerate(questions(data)):
         feats, files = {}, []
         for k, (first, pic) in enumerate(q.pictures):

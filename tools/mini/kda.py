@@ -223,7 +223,7 @@ class Chunked(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do):
         q, k, v, g, beta, w, qe, ke, a, t, dl, e, s = ctx.saved_tensors
-        (N, H, D), NC, n = q.shape, len(w), ctx.n
+        (_, H, D), NC, n = q.shape, len(w), ctx.n
         do = do.contiguous()
         de, ds = torch.empty_like(e), torch.empty_like(s)
         walk_back[(NC // n * H, D // V)](w, qe, a, ke, dl, do, de, ds, n, H, D, V, num_warps=WARPS[2])

@@ -17,7 +17,8 @@ draft_2() {
     python3 "$here/draft.py" "$data" "$work" --start "$work/draft-1" --seed 78 --own 12288 --seconds 190
 }
 
-for phase in ${@:-compile target draft evaluate golden}; do
+[ $# -gt 0 ] || set -- compile target draft evaluate golden
+for phase in "$@"; do
     echo "== $phase"
     case $phase in
     compile)        # both programs at once; without this phase they compile by themselves, in the time they have

@@ -1,10 +1,8 @@
 """Held-out questions: prompts, the expected answers, and how an answer is judged."""
 import dataclasses, random
-import numpy as np
 import pictures, tasks, tools_task
 from chat import Conversation
 from pictures import CLASSES
-from tok import CLOSE, EOM, OPEN, SEP
 
 
 @dataclasses.dataclass
