@@ -49,8 +49,6 @@ void *k3i_arena_alloc(k3i_arena *a, size_t bytes)
     void *p = (char *)c + HEADER + c->used;
     c->used += padded;
     a->used += padded;
-    if (a->used > a->peak)
-        a->peak = a->used;
     return p;
 }
 
@@ -73,35 +71,13 @@ char *k3i_arena_strndup(k3i_arena *a, const char *s, size_t n)
     return p;
 }
 
-static void free_chunks(k3i_arena *a)
+void k3i_arena_done(k3i_arena *a)
 {
-    while (a->head != NULL) {
+    while (a != NULL && a->head != NULL) {
         k3i_arena_chunk *next = a->head->next;
         k3i_free(a->head);
         a->head = next;
     }
-    a->total = 0;
-}
-
-void k3i_arena_reset(k3i_arena *a)
-{
-    a->used = 0;
-    if (a->head == NULL)
-        return;
-    if (a->head->next == NULL) {
-        a->head->used = 0;
-        return;
-    }
-    size_t total = a->total;
-    free_chunks(a);
-    /* If this fails the arena is empty and valid; the next allocation tries again. */
-    (void)chunk_new(a, total);
-}
-
-void k3i_arena_done(k3i_arena *a)
-{
-    if (a == NULL)
-        return;
-    free_chunks(a);
-    a->used = 0;
+    if (a != NULL)
+        a->total = a->used = 0;
 }

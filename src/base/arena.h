@@ -1,6 +1,5 @@
-/* arena.h: memory with one lifetime, freed in one call. A chain of chunks; allocations are
- * K3I_ALIGN- aligned and never move. Reset keeps the memory, so that after warm-up a step needs no
- * heap call. */
+/* arena.h: memory with one lifetime, freed in one call. A chain of chunks; allocations are aligned
+ * to K3I_ALIGN and never move. */
 #ifndef K3I_ARENA_H
 #define K3I_ARENA_H
 
@@ -12,7 +11,7 @@ typedef struct {
     k3i_arena_chunk *head; /* chunk in use; older ones behind it */
     size_t total;          /* bytes of all chunks */
     size_t max;            /* hard limit on `total`, bytes */
-    size_t used, peak;     /* bytes handed out since the reset; largest ever */
+    size_t used;           /* bytes handed out */
 } k3i_arena;
 
 /* Every buffer that grows is given its maximum when it is made. No memory is taken yet. */
@@ -23,9 +22,6 @@ void *k3i_arena_alloc(k3i_arena *a, size_t bytes);
 void *k3i_arena_array(k3i_arena *a, size_t n, size_t size);
 #define k3i_arena_new(a, type, n) ((type *)k3i_arena_array((a), (n), sizeof(type)))
 char *k3i_arena_strndup(k3i_arena *a, const char *s, size_t n);
-/* Hands everything back at once; if several chunks were needed they become one of the joint size.
- */
-void k3i_arena_reset(k3i_arena *a);
 void k3i_arena_done(k3i_arena *a);
 
 #endif

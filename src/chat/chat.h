@@ -61,10 +61,6 @@ typedef struct {
 k3_status k3i_chat_images(const k3i_chat_req *req, k3i_chat_image **ret, size_t *ret_n,
                           k3i_err *err);
 
-/* The number of <|media_pad|> tokens of a picture with patch 14, merge 2 x 2, a budget of 65,536
- * patches and at most 512 a side. */
-uint32_t k3i_chat_image_pads(uint32_t width, uint32_t height);
-
 enum {
     K3I_SEG_TEXT, /* text, tokenised plainly */
     K3I_SEG_OPEN,

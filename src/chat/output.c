@@ -496,31 +496,3 @@ size_t k3i_parser_calls(const k3i_parser *p)
 {
     return p->n_complete;
 }
-
-int32_t k3i_chat_open_channel(const k3i_tok *tok, const int32_t *ids, size_t n)
-{
-    const k3i_tok_ids *special = k3i_tok_special_ids(tok);
-    int32_t channel = K3I_CHANNEL_NONE;
-    for (size_t i = 0; i < n; i++) {
-        if (ids[i] == special->end_of_msg)
-            channel = K3I_CHANNEL_NONE;
-        if (ids[i] != special->open && ids[i] != special->close)
-            continue;
-        char header[16];
-        size_t len = 0, bytes, k = i + 1;
-        for (; k < n && ids[k] != special->sep && !k3i_tok_is_special(tok, ids[k]); k++) {
-            const uint8_t *b = k3i_tok_bytes(tok, ids[k], &bytes);
-            if (b == NULL || bytes > sizeof header - len)
-                break;
-            memcpy(header + len, b, bytes);
-            len += bytes;
-        }
-        size_t at = 0;
-        tag t = k < n && ids[k] == special->sep ? read_tag(header, len, &at) : T_UNKNOWN;
-        if (t == T_THINK || t == T_RESPONSE)
-            channel = ids[i] == special->close ? K3I_CHANNEL_NONE
-                      : t == T_THINK           ? K3I_CHANNEL_THINK
-                                               : K3I_CHANNEL_RESPONSE;
-    }
-    return channel;
-}

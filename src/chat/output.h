@@ -59,33 +59,8 @@ size_t k3i_parser_reasoning_tokens(const k3i_parser *p);
 /* Complete calls so far. */
 size_t k3i_parser_calls(const k3i_parser *p);
 
-/* The channel that is open at the end of a prompt given as ids (K3I_CHANNEL_ of chat.h): the newest
- * opener or closer decides, because a conversation holds closed think blocks. */
-int32_t k3i_chat_open_channel(const k3i_tok *tok, const int32_t *ids, size_t n);
-
-/* ---- a whole answer ------------------------------------------------------------------------- */
-
-typedef struct {
-    k3i_buf name, arguments;
-    bool is_complete;
-} k3i_call;
-
 /* Appends the arguments of a complete call that is not raw, with the last of equal keys only: for
  * replies that are not streamed. */
 k3_status k3i_arguments_last(const char *text, size_t n, k3i_buf *ret, k3i_err *err);
-
-/* Collects events. Zero-initialise with K3I_ANSWER and pass k3i_answer_event with its address. */
-typedef struct {
-    k3i_buf reasoning, content;
-    k3i_call *call; /* [n_call] */
-    size_t n_call;
-} k3i_answer;
-
-#define K3I_ANSWER                                            \
-    ((k3i_answer){.reasoning = K3I_BUF(K3I_OUTPUT_MAX_BYTES), \
-                  .content = K3I_BUF(K3I_OUTPUT_MAX_BYTES)})
-
-k3_status k3i_answer_event(void *answer, const k3i_chat_event *event, k3i_err *err);
-void k3i_answer_done(k3i_answer *answer);
 
 #endif

@@ -1,20 +1,8 @@
 /* prompt.c: segments become token ids; pictures are listed and bound to their places. */
 #include "chat.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
-
-uint32_t k3i_chat_image_pads(uint32_t width, uint32_t height)
-{
-    const double max_patches = 65536, patch = 14, max_side = 512;
-    double pw = floor(width / patch), ph = floor(height / patch);
-    double scale = sqrt(max_patches / ((pw < 1 ? 1 : pw) * (ph < 1 ? 1 : ph)));
-    scale = fmin(1, fmin(scale, fmin(max_side * patch / width, max_side * patch / height)));
-    double w = fmin(fmax(1, trunc(width * scale)), max_side * patch);
-    double h = fmin(fmax(1, trunc(height * scale)), max_side * patch);
-    return (uint32_t)(ceil(w / (2 * patch)) * ceil(h / (2 * patch)));
-}
 
 /* ---- pictures ------------------------------------------------------------------------------- */
 

@@ -391,13 +391,3 @@ const uint8_t *k3i_tok_bytes(const k3i_tok *tok, int32_t id, size_t *ret_bytes)
     *ret_bytes = tok->offset[id + 1] - tok->offset[id];
     return tok->bytes + tok->offset[id];
 }
-
-int32_t k3i_tok_special_named(const k3i_tok *tok, const char *name, size_t bytes)
-{
-    for (int32_t id = tok->n_ranks; id < tok->size; id++) {
-        if (tok->offset[id + 1] - tok->offset[id] == bytes &&
-            memcmp(tok->bytes + tok->offset[id], name, bytes) == 0)
-            return id;
-    }
-    return -1;
-}

@@ -54,8 +54,6 @@ bool k3i_tok_is_special(const k3i_tok *tok, int32_t id);
 bool k3i_tok_is_skipped(const k3i_tok *tok, int32_t id);
 /* The bytes of a token (of its name, for a special id); NULL for an id out of range. */
 const uint8_t *k3i_tok_bytes(const k3i_tok *tok, int32_t id, size_t *ret_bytes);
-/* The id of a special name, -1 if there is none. */
-int32_t k3i_tok_special_named(const k3i_tok *tok, const char *name, size_t bytes);
 
 enum {
     K3I_TOK_PLAIN = 0,  /* every character is ordinary text: for all text of users and tools */

@@ -4,7 +4,7 @@
  * byte sets the options. */
 #include "chat.h"
 #include "json_text.h"
-#include "output.h"
+#include "answer.h"
 
 #include "../tokenizer/small_vocab.h"
 

@@ -3,7 +3,7 @@
 #include "test.h"
 
 #include "grammar.h"
-#include "output.h"
+#include "answer.h"
 #include "schema_check.h"
 
 static k3i_tok *tok;

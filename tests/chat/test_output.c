@@ -3,7 +3,7 @@
 
 #include "chat.h"
 #include "json_text.h"
-#include "output.h"
+#include "answer.h"
 
 /* Shorthand of the test texts: {+x} is OPEN x SEP, {-x} is CLOSE x SEP, {.} is end of message;
  * everything else, also a marker spelled out, is ordinary text. */
@@ -550,33 +550,6 @@ static void random_output(void **state)
     k3i_ids_done(&ids);
 }
 
-static void open_channel(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *prompt;
-        int32_t want;
-    } prompts[] = {
-        {"text", I},
-        {"{+think}", T},
-        {"{+response}", R},
-        {"{+think}a{-think}", I},
-        {"{+think}a{-think}{+response}b", R},
-        {"{+think}a{-think}{+response}b{-response}{-message}{.}{+message "
-         "role=\"assistant\"}{+think}half",
-         T},
-        {"{+think}a{.}", I},
-        {"<|open|>think<|sep|>", I},
-    };
-    k3i_ids ids = K3I_IDS(1000);
-    for (size_t i = 0; i < sizeof prompts / sizeof *prompts; i++) {
-        to_ids(prompts[i].prompt, &ids);
-        if (k3i_chat_open_channel(tok, ids.id, ids.n) != prompts[i].want)
-            fail_msg("%s", prompts[i].prompt);
-    }
-    k3i_ids_done(&ids);
-}
-
 static void failing_memory(void **state)
 {
     (void)state;
@@ -614,7 +587,6 @@ int main(void)
         cmocka_unit_test(each_marker_missing),
         cmocka_unit_test(end_of_message_anywhere),
         cmocka_unit_test(random_output),
-        cmocka_unit_test(open_channel),
         cmocka_unit_test(failing_memory),
     };
     return cmocka_run_group_tests(tests, open_tokenizer, close_tokenizer);

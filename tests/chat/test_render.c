@@ -3,6 +3,7 @@
 #include "published_tok.h"
 
 #include "chat.h"
+#include "image.h"
 
 static yyjson_val *get(yyjson_val *o, const char *key)
 {
@@ -207,7 +208,11 @@ static void check_vector(void *ctx, const char *kind, const char *id, yyjson_val
     else if (strcmp(kind, "image_tokens") == 0) {
         unsigned w = (unsigned)yyjson_get_uint(get(root, "width")),
                  h = (unsigned)yyjson_get_uint(get(root, "height"));
-        assert_int_equal(k3i_chat_image_pads(w, h), yyjson_get_uint(get(root, "n_media_pad")));
+        k3i_image_settings settings;
+        k3i_image_plan plan;
+        k3i_image_settings_default(&settings);
+        k3i_image_plan_size(&settings, w, h, &plan);
+        assert_int_equal(plan.n_tokens, yyjson_get_uint(get(root, "n_media_pad")));
         c->n_image++;
     }
 }

@@ -1,5 +1,5 @@
-/* answer.c: collects the parser's events into one answer. */
-#include "output.h"
+/* answer.c: see answer.h. */
+#include "answer.h"
 
 static k3_status begin_call(k3i_answer *a, const k3i_chat_event *event, k3i_err *err)
 {
