@@ -788,6 +788,8 @@ void k3i_server_stop(k3i_server *s, int64_t drain_ns)
 {
     enum { FLUSH_MS = 2000 }; /* for the last bytes to reach clients that read */
     MHD_socket listening = MHD_quiesce_daemon(s->daemon);
+    if (listening != MHD_INVALID_SOCKET)
+        shutdown(listening, SHUT_RDWR); /* or the kernel takes connections that nobody answers */
     atomic_store(&s->is_draining, true);
     k3i_serve_drain(s->api->serve, drain_ns);
     for (int32_t i = 0; i < FLUSH_MS / 10 && n_links(s) > 0; i++)

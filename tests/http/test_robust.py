@@ -311,6 +311,9 @@ class Shutdown(unittest.TestCase):
                     break
                 self.assertEqual(status, 200)
             self.assertEqual(headers["Retry-After"], "1")
+            with self.assertRaises(ConnectionRefusedError):  # at once, so that a balancer goes elsewhere
+                s.request("GET", "/health", connection=s.connect(timeout=5))
+            self.assertFalse(all(j.done() for j in jobs))
             for j in jobs:
                 _, reason, usage = api.merge(j.result())
                 self.assertEqual((reason, usage["completion_tokens"]), ("length", 100))
