@@ -474,26 +474,39 @@ static void assistant_message(renderer *r, yyjson_val *message, bool is_thinking
     end_message(r);
 }
 
+/* Whether content() would put or refuse anything: a list of empty texts is no content. */
+static bool has_content(yyjson_val *body)
+{
+    if (!yyjson_is_arr(body))
+        return body != NULL && (!yyjson_is_str(body) || has_text(body));
+    yyjson_arr_iter it = yyjson_arr_iter_with(body);
+    for (yyjson_val *part; (part = yyjson_arr_iter_next(&it)) != NULL;) {
+        yyjson_val *s = get(part, "text");
+        if (!yyjson_equals_str(get(part, "type"), "text") || !yyjson_is_str(s) || has_text(s))
+            return true;
+    }
+    return false;
+}
+
 /* The last message of a partial request: left open, after the notes. */
 static void partial_message(renderer *r, const k3i_chat_req *req, yyjson_val *message)
 {
-    yyjson_val *body = get(message, "content");
     bool has_reasoning = req->is_thinking && has_text(reasoning_of(message));
-    bool has_content = has_text(body) || yyjson_arr_size(body) > 0;
+    bool is_begun = has_content(get(message, "content"));
     open_message(r, "assistant", message);
     r->out->channel = K3I_CHANNEL_THINK;
     if (has_reasoning) {
         open_plain(r, "think");
         reasoning(r, message);
     }
-    if (has_content) {
+    if (is_begun) {
         if (has_reasoning)
             close_tag(r, "think");
         open_plain(r, "response");
         content(r, message);
         r->out->channel = K3I_CHANNEL_RESPONSE;
     }
-    if (!has_reasoning && !has_content) {
+    if (!has_reasoning && !is_begun) {
         open_plain(r, req->is_thinking ? "think" : "response");
         r->out->channel = req->is_thinking ? K3I_CHANNEL_THINK : K3I_CHANNEL_RESPONSE;
         r->out->n_pending = 3;

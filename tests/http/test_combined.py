@@ -142,6 +142,19 @@ class Errors(unittest.TestCase):
             with self.subTest(fields=fields):
                 self.assertEqual(self.s.ask("x", 400, max_tokens=2, **fields)["error"]["param"], field)
 
+    def test_partial_message_without_content(self):
+        """However nothing is written, it is nothing: the channel is opened as for a new message."""
+        def tokens(content, thinking):
+            return self.s.post("/tokenize", {"messages": user("x") + [{"role": "assistant", "partial": True, "content": content}],
+                                             "thinking": {"type": thinking}})["tokens"]
+        for thinking in ("enabled", "disabled"):
+            fresh = self.s.post("/tokenize", {"messages": user("x"), "thinking": {"type": thinking}})["tokens"]
+            for content in (None, "", [], [{"type": "text", "text": ""}], [{"type": "text", "text": ""}] * 2):
+                self.assertEqual(tokens(content, thinking), fresh, content)
+            self.assertNotEqual(tokens([{"type": "text", "text": ""}, {"type": "text", "text": "a"}], thinking), fresh)
+        for content in (5, {"a": 1}, [{"type": "text"}], [5]):
+            self.s.chat(400, messages=user("x") + [{"role": "assistant", "partial": True, "content": content}])
+
     def test_partial_message_outside_the_format(self):
         begun = {"role": "assistant", "partial": True, "content": "["}
         error = self.s.chat(400, messages=user("x") + [begun], response_format={"type": "json_object"})["error"]
