@@ -11,7 +11,7 @@ packages=(
     libcmocka-dev                                         # unit tests
     libmicrohttpd-dev libcurl4-openssl-dev                # HTTP server, image URLs
     libjpeg62-turbo-dev libpng-dev libwebp-dev libgif-dev # image formats
-    libxxhash-dev libssl-dev                              # block and file hashes
+    libxxhash-dev libssl-dev                              # hashes of token blocks and pictures
     libedit-dev                                           # terminal editing
     scdoc pmccabe                                         # man pages, length of functions
     python3 python3-numpy python3-pil python3-venv        # checkpoint maker, black-box tests
