@@ -100,15 +100,39 @@ static bool is_choice(const k3i_option *o, const char *value)
     }
 }
 
-/* A whole decimal number within the range of the option. */
+/* A whole number as vLLM takes it: 32, 32k (thousands) or 32K (times 1,024); likewise m, g, t.
+ * False if it is none or does not fit. */
+static bool read_whole(const char *text, int64_t *ret)
+{
+    static const char UNITS[] = "kmgtKMGT";
+    char *end;
+    errno = 0;
+    int64_t x = strtoll(text, &end, 10);
+    if (end == text || errno != 0)
+        return false;
+    if (*end != 0) {
+        const char *unit = strchr(UNITS, *end);
+        if (unit == NULL || end[1] != 0)
+            return false;
+        int64_t base = unit < UNITS + 4 ? 1000 : 1024;
+        for (int power = (int)(unit - UNITS) % 4; power >= 0; power--) {
+            if (x > INT64_MAX / base || x < INT64_MIN / base)
+                return false;
+            x *= base;
+        }
+    }
+    *ret = x;
+    return true;
+}
+
+/* A decimal number within the range of the option. */
 static bool is_number(const k3i_option *o, const char *value)
 {
     char *end, *rest;
     errno = 0;
     if (o->kind == K3I_OPT_INT) {
-        long long min = strtoll(o->accepts, &rest, 10), max = strtoll(rest, NULL, 10);
-        long long x = strtoll(value, &end, 10);
-        return end != value && *end == 0 && errno == 0 && x >= min && x <= max;
+        int64_t min = strtoll(o->accepts, &rest, 10), max = strtoll(rest, NULL, 10), x;
+        return read_whole(value, &x) && x >= min && x <= max;
     }
     double min = strtod(o->accepts, &rest), max = strtod(rest, NULL), x = strtod(value, &end);
     return end != value && *end == 0 && errno == 0 && isfinite(x) && x >= min && x <= max;
@@ -305,7 +329,8 @@ const char *k3i_arg_text(const k3i_args *args, const char *name)
 int64_t k3i_arg_int(const k3i_args *args, const char *name)
 {
     const char *text = k3i_arg_text(args, name);
-    return text == NULL ? 0 : strtoll(text, NULL, 10);
+    int64_t x = 0;
+    return text != NULL && read_whole(text, &x) ? x : 0;
 }
 
 double k3i_arg_real(const k3i_args *args, const char *name)

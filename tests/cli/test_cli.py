@@ -209,6 +209,16 @@ class Names(unittest.TestCase):
         for name in ("--max__model_len", "--_max_model_len", "--max_model_le", "--max_model_len_"):
             refused("info", a, name, 8, word=f"unknown option '{name}'")
 
+    def test_units(self):
+        """1k is 1,000 and 1K 1,024, as for vLLM."""
+        a = model("A")
+        for text, n in (("1k", 1000), ("1K", 1024), ("4K", 4096)):
+            self.assertEqual(run("info", a, "--max-num-seqs", text, "--json"), run("info", a, "--max-num-seqs", n, "--json"))
+        self.assertNotEqual(run("info", a, "--max-num-seqs", 1000, "--json"), run("info", a, "--max-num-seqs", 1024, "--json"))
+        for text in ("5k", "1m", "k", "1kk", "1 k", "1x", "0k", "-1k", "9223372036854775807k", "18014398509481985K", "1.5k"):
+            refused("info", a, "--max-num-seqs", text, word="a whole number from 1 to 4096")
+        refused("serve", a, "--kv-cache-memory-bytes", "9007199254740993K", word="a whole number from 1")
+
 
 class Refusals(unittest.TestCase):
     def test_options(self):
