@@ -65,7 +65,11 @@ K3_API const char *k3_status_text(k3_status status);
  *   "threads"                integer >= 0; 0 (default) = one per available core
  *   "split"                  "outputs" or "rows": what the threads share of a step of several tokens;
  *                            absent = rows if the weights fit the shared cache. Never changes a result
- *   "cpus"                   array of CPU numbers to pin the threads to; absent = not pinned
+ *   "fixed_threads"          boolean: true = all threads share every step; false (default) = fewer do
+ *                            while other programs keep them waiting for processors, which is faster.
+ *                            Never changes a result
+ *   "cpus"                   array of CPU numbers to pin the threads to (then all share every step);
+ *                            absent = not pinned
  *   "isa"                    "ref", "avx2", "avx512-plain" or "avx512": at most this; absent = best available
  *   "max_num_seqs"           integer (default 8): requests in one batch, 1..4096
  *   "max_num_batched_tokens" integer (default 512): tokens in one batch
@@ -303,6 +307,8 @@ typedef struct {
     int64_t image_bytes;           /* held now */
     int64_t forward_ns, commit_ns, draft_ns, image_ns;
     int64_t weight_bytes_read;     /* weights streamed by k3_forward, each matrix once per step */
+    int64_t threads_active;        /* threads that share a step now: fewer than k3_info.threads while
+                                    * other programs want the processors */
 } k3_stats_t;
 
 K3_API k3_status k3_stats(const k3_engine *engine, k3_stats_t *ret);

@@ -1,8 +1,12 @@
 /* team.c: fork-join on a generation counter. A step is published by storing the work and raising
  * `generation`; members report by lowering `busy`. Waiting is a bounded spin, then a futex sleep.
- * Written by: member 0 (work, generation). Read by all. `busy` and the sleep flags are atomic. */
+ * Written by: member 0 (work, generation, who works). Read by all. `busy` and the sleep flags are
+ * atomic. A step without work sends the members from `stay` on to sleep. A call, which everybody
+ * asleep looks at, brings those below `wanted` back; they begin with the step behind `called_at`.
+ */
 #include "team.h"
 
+#include "clock.h"
 #include "thread.h"
 
 #include <errno.h>
@@ -29,12 +33,16 @@ typedef struct {
 } member;
 
 struct k3i_team {
-    size_t n;
+    size_t n, active;
     size_t n_started;
     size_t spin;
     k3i_team_fn fn;
     void *arg;
     bool stop;
+    size_t stay; /* of a step without work */
+    int64_t slept;
+    _Atomic uint32_t called_at; /* generation of the last call */
+    _Atomic uint32_t wanted, calls;
     _Alignas(K3I_ALIGN) _Atomic uint32_t generation;
     _Alignas(K3I_ALIGN) _Atomic uint32_t busy;
     _Alignas(K3I_ALIGN) _Atomic uint32_t sleepers; /* workers in a futex wait on `generation` */
@@ -61,9 +69,10 @@ static void relax(void)
 #endif
 }
 
-/* Waits until *word differs from `old`. */
+/* Waits until *word differs from `old`. *ret_slept, which may be NULL, grows by the time in sleep.
+ */
 static uint32_t wait_change(_Atomic uint32_t *word, uint32_t old, size_t spin,
-                            _Atomic uint32_t *sleepers)
+                            _Atomic uint32_t *sleepers, int64_t *ret_slept)
 {
     for (size_t i = 0; i < spin; i++) {
         uint32_t now = atomic_load_explicit(word, memory_order_acquire);
@@ -71,15 +80,31 @@ static uint32_t wait_change(_Atomic uint32_t *word, uint32_t old, size_t spin,
             return now;
         relax();
     }
-    for (;;) {
+    int64_t start = ret_slept != NULL ? k3i_now_ns() : 0;
+    uint32_t now;
+    do {
         atomic_fetch_add(sleepers, 1);
         if (atomic_load(word) == old)
             futex_wait(word, old);
         atomic_fetch_sub(sleepers, 1);
-        uint32_t now = atomic_load_explicit(word, memory_order_acquire);
-        if (now != old)
-            return now;
-    }
+        now = atomic_load_explicit(word, memory_order_acquire);
+    } while (now == old);
+    if (ret_slept != NULL)
+        *ret_slept += k3i_now_ns() - start;
+    return now;
+}
+
+/* Sleeps until a call behind number `seen` brings member i back; returns the last generation before
+ * its first step. A member that was called cannot be sent to sleep before it has come: the step
+ * that does so waits for it. */
+static uint32_t wait_call(k3i_team *t, size_t i, uint32_t seen)
+{
+    do {
+        while (atomic_load(&t->calls) == seen)
+            futex_wait(&t->calls, seen);
+        seen = atomic_load(&t->calls);
+    } while (atomic_load(&t->wanted) <= i);
+    return atomic_load(&t->called_at);
 }
 
 static void *worker(void *arg)
@@ -88,12 +113,17 @@ static void *worker(void *arg)
     k3i_team *t = m->team;
     uint32_t seen = 0;
     for (;;) {
-        seen = wait_change(&t->generation, seen, t->spin, &t->sleepers);
+        seen = wait_change(&t->generation, seen, t->spin, &t->sleepers, NULL);
         if (t->stop)
             return NULL;
-        t->fn(t->arg, m->index, t->n);
+        bool leaves = t->fn == NULL && m->index >= t->stay;
+        uint32_t calls = atomic_load(&t->calls);
+        if (t->fn != NULL)
+            t->fn(t->arg, m->index, t->active);
         if (atomic_fetch_sub(&t->busy, 1) == 1 && atomic_load(&t->main_sleeps) != 0)
             futex_wake(&t->busy, 1);
+        if (leaves)
+            seen = wait_call(t, m->index, calls);
     }
 }
 
@@ -127,7 +157,7 @@ k3_status k3i_team_new(size_t n_threads, const int32_t *cpus, size_t n_cpus, k3i
     k3i_team *t = k3i_alloc_zero(sizeof *t + bytes);
     if (t == NULL)
         return k3i_fail(err, K3_E_NOMEM, "no memory for %zu threads", n_threads);
-    t->n = n_threads;
+    t->n = t->active = n_threads;
     /* More members than processors: spinning would take the processor from the one that works. */
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     t->spin = online > 0 && n_threads <= (size_t)online ? SPIN : 0;
@@ -156,6 +186,7 @@ void k3i_team_free(k3i_team *team)
 {
     if (team == NULL)
         return;
+    k3i_team_set_active(team, team->n);
     team->stop = true;
     publish(team);
     for (size_t i = 1; i <= team->n_started; i++)
@@ -168,26 +199,57 @@ size_t k3i_team_size(const k3i_team *team)
     return team->n;
 }
 
+size_t k3i_team_active(const k3i_team *team)
+{
+    return team->active;
+}
+
+int64_t k3i_team_slept(const k3i_team *team)
+{
+    return team->slept;
+}
+
+/* All active members, also where there is no work for them. */
+static void run_step(k3i_team *t, k3i_team_fn fn, void *arg)
+{
+    t->fn = fn;
+    t->arg = arg;
+    atomic_store(&t->busy, (uint32_t)(t->active - 1));
+    publish(t);
+    if (fn != NULL)
+        fn(arg, 0, t->active);
+    for (uint32_t left = atomic_load(&t->busy); left != 0; left = atomic_load(&t->busy))
+        wait_change(&t->busy, left, t->spin, &t->main_sleeps, &t->slept);
+}
+
+void k3i_team_set_active(k3i_team *team, size_t n)
+{
+    if (n < team->active) {
+        team->stay = n;
+        run_step(team, NULL, NULL);
+    } else if (n > team->active) {
+        atomic_store(&team->called_at, atomic_load(&team->generation));
+        atomic_store(&team->wanted, (uint32_t)n);
+        atomic_fetch_add(&team->calls, 1);
+        futex_wake(&team->calls, (int)team->n);
+    }
+    team->active = n;
+}
+
 void k3i_team_run(k3i_team *team, k3i_team_fn fn, void *arg)
 {
-    if (team->n == 1) {
+    if (team->active == 1) {
         fn(arg, 0, 1);
-        return;
+    } else {
+        run_step(team, fn, arg);
     }
-    team->fn = fn;
-    team->arg = arg;
-    atomic_store(&team->busy, (uint32_t)(team->n - 1));
-    publish(team);
-    fn(arg, 0, team->n);
-    for (uint32_t left = atomic_load(&team->busy); left != 0; left = atomic_load(&team->busy))
-        wait_change(&team->busy, left, team->spin, &team->main_sleeps);
 }
 
 void k3i_team_deal(k3i_team *team, size_t n_items)
 {
-    for (size_t i = 0; i < team->n; i++) {
+    for (size_t i = 0; i < team->active; i++) {
         size_t from, to;
-        k3i_team_split(n_items, 1, i, team->n, &from, &to);
+        k3i_team_split(n_items, 1, i, team->active, &from, &to);
         atomic_store_explicit(&team->members[i].range, from | (uint64_t)to << 32,
                               memory_order_relaxed); /* published by the step */
     }
@@ -214,8 +276,8 @@ static bool take(_Atomic uint64_t *range, bool end, size_t least, size_t *ret_fr
 
 bool k3i_team_take(k3i_team *team, size_t i, size_t least, size_t *ret_from, size_t *ret_to)
 {
-    for (size_t k = 0; k < team->n; k++) {
-        if (take(&team->members[(i + k) % team->n].range, k > 0, least, ret_from, ret_to))
+    for (size_t k = 0; k < team->active; k++) {
+        if (take(&team->members[(i + k) % team->active].range, k > 0, least, ret_from, ret_to))
             return true;
     }
     return false;

@@ -9,7 +9,8 @@
 
 typedef struct k3i_team k3i_team;
 
-/* Work of member `i` of `n`; must not fail and must not call k3i_team_run on the same team. */
+/* Work of member `i` of `n` active ones; must not fail and must not call k3i_team_run on the same
+ * team. */
 typedef void (*k3i_team_fn)(void *arg, size_t i, size_t n);
 
 /* n_threads >= 1 members. cpus: n_cpus CPU numbers to pin members to (member i to cpus[i %
@@ -19,11 +20,20 @@ k3_status k3i_team_new(size_t n_threads, const int32_t *cpus, size_t n_cpus, k3i
 void k3i_team_free(k3i_team *team);
 size_t k3i_team_size(const k3i_team *team);
 
-/* Runs fn on all members and returns when all have finished. A team of one just calls it. */
+/* How many members, 1..k3i_team_size, take part in the steps that follow; the others sleep until
+ * they are wanted again. At first all. Not during a step. */
+void k3i_team_set_active(k3i_team *team, size_t n);
+size_t k3i_team_active(const k3i_team *team);
+
+/* How long member 0 has slept at the ends of all steps until the others were done, in nanoseconds.
+ */
+int64_t k3i_team_slept(const k3i_team *team);
+
+/* Runs fn on all active members and returns when all have finished. A team of one just calls it. */
 void k3i_team_run(k3i_team *team, k3i_team_fn fn, void *arg);
 
 /* Deals items 0 .. n_items - 1, fewer than 2^32, out for the team step that comes next: every
- * member gets an equal range. */
+ * active member gets an equal range. */
 void k3i_team_deal(k3i_team *team, size_t n_items);
 
 /* The next piece for member i: a part of what is left of its range, `least` items or more, and when

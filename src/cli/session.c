@@ -17,11 +17,13 @@ char *k3i_open_options(const k3i_args *args, int32_t max_len, int32_t chunk, int
     const char *isa = k3i_arg_text(args, "isa");
     if (isa == NULL)
         isa = getenv("K3_ISA");
-    bool ok = yyjson_mut_obj_add_str(doc, root, "model", k3i_arg_text(args, "model")) &&
-              yyjson_mut_obj_add_str(doc, root, "mode", k3i_arg_text(args, "mode")) &&
-              yyjson_mut_obj_add_int(doc, root, "threads", k3i_arg_int(args, "threads")) &&
-              yyjson_mut_obj_add_int(doc, root, "max_num_seqs", n_seqs) &&
-              yyjson_mut_obj_add_int(doc, root, "max_num_batched_tokens", chunk);
+    bool ok =
+        yyjson_mut_obj_add_str(doc, root, "model", k3i_arg_text(args, "model")) &&
+        yyjson_mut_obj_add_str(doc, root, "mode", k3i_arg_text(args, "mode")) &&
+        yyjson_mut_obj_add_int(doc, root, "threads", k3i_arg_int(args, "threads")) &&
+        yyjson_mut_obj_add_int(doc, root, "max_num_seqs", n_seqs) &&
+        yyjson_mut_obj_add_bool(doc, root, "fixed_threads", k3i_arg_given(args, "fixed-threads")) &&
+        yyjson_mut_obj_add_int(doc, root, "max_num_batched_tokens", chunk);
     if (ok && max_len > 0)
         ok = yyjson_mut_obj_add_int(doc, root, "max_model_len", max_len);
     if (ok && isa != NULL)

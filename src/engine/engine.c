@@ -47,6 +47,10 @@ static size_t shared_cache(void)
     return (size_t)kib * 1024;
 }
 
+/* Rows of a step that is mostly products; those of fewer are over before their pieces could be
+ * dealt out. */
+enum { LONG_STEP = 64 };
+
 static bool rows_pay(const k3_engine *e)
 {
     /* One member has nobody to share with; ranks gather outputs behind each product. */
@@ -89,6 +93,10 @@ static k3_status open_run(k3_engine *e, k3i_err *err)
     if (st != K3_OK)
         return st;
     run->n_members = o->threads;
+    if (o->threads > 1 && !o->fixed_threads && o->n_cpus == 0)
+        st = k3i_elastic_new(run->team, &e->elastic, err);
+    if (st != K3_OK)
+        return st;
     run->bf16 = o->bf16;
     run->rows_pay = rows_pay(e);
     run->ranks = (k3i_ranks){.rank = o->tp_rank, .size = o->tp_size};
@@ -160,6 +168,7 @@ void k3_close(k3_engine *e)
     k3i_text_done(&e->text);
     k3i_vision_done(&e->vision);
     k3i_ranks_done(&e->run.ranks);
+    k3i_elastic_free(e->elastic);
     k3i_team_free(e->run.team);
     k3i_target_done(&e->target);
     k3i_free(e->seq);
@@ -176,6 +185,19 @@ void k3_close(k3_engine *e)
 const char *k3_last_error(const k3_engine *e)
 {
     return e != NULL ? e->err.text : "no engine";
+}
+
+void k3i_threads_before(k3_engine *e, size_t n_rows)
+{
+    const k3_stats_t *s = &e->stats;
+    if (e->elastic == NULL)
+        return;
+    k3i_elastic_before(e->elastic, n_rows > LONG_STEP,
+                       s->forward_ns + s->commit_ns + s->draft_ns + s->image_ns);
+    size_t n = k3i_team_active(e->run.team);
+    if (n != e->run.n_members)
+        k3i_log(e, 3, "%zu of %zu threads work", n, k3i_team_size(e->run.team));
+    e->run.n_members = n;
 }
 
 k3_status k3_query(const k3_engine *e, k3_info *ret)
@@ -207,7 +229,7 @@ k3_status k3_query(const k3_engine *e, k3_info *ret)
         .draft_layers = (int32_t)k3i_draft_layers(e),
         .draft_tokens = has_draft ? (int32_t)o->num_speculative_tokens : 0,
         .draft_mask_id = has_draft ? e->draft.files.config.mask_token_id : -1,
-        .threads = (int32_t)e->run.n_members,
+        .threads = (int32_t)k3i_team_size(e->run.team),
         .tp_rank = (int32_t)o->tp_rank,
         .tp_size = (int32_t)o->tp_size,
         .weight_bytes = (int64_t)(k3i_ckpt_bytes(e->target.ckpt) +
@@ -236,6 +258,7 @@ k3_status k3_stats(const k3_engine *e, k3_stats_t *ret)
     for (size_t i = 0; i < e->kv.shape.n_slots; i++)
         ret->slots_used += e->kv.slot[i].used;
     ret->image_bytes = (int64_t)e->images.bytes;
+    ret->threads_active = (int64_t)k3i_team_active(e->run.team);
     ret->weight_bytes_read = (int64_t)e->run.weight_bytes;
     return K3_OK;
 }

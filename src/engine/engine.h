@@ -9,6 +9,7 @@
 
 #include "clock.h"
 #include "dspark.h"
+#include "elastic.h"
 #include "text.h"
 #include "vision.h"
 
@@ -17,7 +18,8 @@ typedef struct {
     int32_t *cpus;
     size_t n_cpus;
     bool bf16;
-    size_t threads;    /* 0: one per available core */
+    size_t threads; /* 0: one per available core */
+    bool fixed_threads;
     const char *split; /* NULL, "outputs" or "rows" */
     size_t max_num_seqs, max_num_batched_tokens, num_speculative_tokens;
     size_t max_model_len;          /* 0: min(config, 32768) */
@@ -116,6 +118,7 @@ struct k3_engine {
     k3i_options opt;
     k3i_target target;
     k3i_run run;
+    k3i_elastic *elastic; /* NULL: all threads work always */
     k3i_text text;
     k3i_vision vision; /* if target.config.has_vision */
     k3i_kv kv;
@@ -135,6 +138,9 @@ struct k3_engine {
     k3i_trace_fn trace; /* tests */
     void *trace_user;
 };
+
+/* Before the team works on a step of so many rows: how many members do. */
+void k3i_threads_before(k3_engine *e, size_t n_rows);
 
 /* K3_E_FATAL once an exchange between ranks has failed. */
 k3_status k3i_ranks_check(k3_engine *e);

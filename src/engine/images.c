@@ -152,6 +152,7 @@ static k3_status compute(k3_engine *e, const work *w)
                 break;
             patches += n;
         }
+        k3i_threads_before(e, patches);
         k3_status st =
             k3i_vision_encode(&e->vision, w->item + from, to - from,
                               patches >= LARGE_PATCHES ? show_progress : NULL, e, &e->err);

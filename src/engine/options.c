@@ -73,6 +73,14 @@ static k3_status get_word(const char *key, yyjson_val *v, const char *first, con
     return K3_OK;
 }
 
+static k3_status get_bool(const char *key, yyjson_val *v, bool *ret, k3i_err *err)
+{
+    if (!yyjson_is_bool(v))
+        return k3i_fail(err, K3_E_OPTION, "option '%s' must be true or false", key);
+    *ret = yyjson_get_bool(v);
+    return K3_OK;
+}
+
 static k3_status get_cpus(yyjson_val *v, k3i_options *o, k3i_err *err)
 {
     size_t n = yyjson_arr_size(v);
@@ -131,6 +139,8 @@ static k3_status set_option(const char *key, yyjson_val *v, k3i_options *o, k3i_
     }
     if (strcmp(key, "threads") == 0)
         return get_size(key, v, 0, 4096, &o->threads, err);
+    if (strcmp(key, "fixed_threads") == 0)
+        return get_bool(key, v, &o->fixed_threads, err);
     if (strcmp(key, "split") == 0)
         return get_name(key, v, "outputs", "rows", &o->split, err);
     if (strcmp(key, "cpus") == 0)

@@ -88,6 +88,7 @@ k3_status k3_forward(k3_engine *e, const k3_batch *b, float *logits, int64_t str
     if (st != K3_OK)
         return st;
     size_t n = (size_t)b->n_reqs, pages = e->kv.shape.snapshot_blocks;
+    k3i_threads_before(e, (size_t)b->n_tokens);
     k3i_draft_before(e, b);
     for (size_t r = 0; r < n; r++)
         start_request(e, b, r);

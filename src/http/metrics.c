@@ -179,6 +179,9 @@ k3_status k3i_metrics_write(k3i_api *api, k3i_buf *ret, k3i_err *err)
           s.pages > 0 ? used / s.pages : 0);
     gauge(&w, "heap_in_use_bytes",
           "Allocated memory, mapped weights excepted: steady on an idle server.", heap_in_use());
+    gauge(&w, "engine_threads_active",
+          "Threads that share a step: fewer than all while other programs want the processors.",
+          s.threads_active);
     gauge(&w, "engine_sleep_state", "1 while the engine is awake.", 1);
     cache_config(&w, api);
     finished(&w, &s);

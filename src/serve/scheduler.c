@@ -515,6 +515,9 @@ void k3i_sched_release_images(k3i_sched *s, k3i_request *r, int32_t before)
 void k3i_sched_stats(k3i_sched *s, k3i_stats *ret)
 {
     *ret = s->stats;
+    k3_stats_t engine = {.size = sizeof engine};
+    if (k3_stats(s->config.engine, &engine) == K3_OK)
+        ret->threads_active = (int32_t)engine.threads_active;
     ret->running = s->n_running;
     ret->waiting = s->n_waiting;
     ret->pages = s->pool.n_blocks - 1;

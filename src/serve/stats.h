@@ -29,7 +29,8 @@ typedef struct {
     int32_t running, waiting;                        /* requests */
     int32_t pages, pages_free, pages_evictable;      /* of the pool */
     int32_t snapshots;
-    int32_t is_dead; /* 1 after a fatal engine error */
+    int32_t threads_active; /* of the engine, now */
+    int32_t is_dead;        /* 1 after a fatal engine error */
 } k3i_stats;
 
 void k3i_stats_init(k3i_stats *s);

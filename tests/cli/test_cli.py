@@ -63,6 +63,8 @@ class SameAnswer(unittest.TestCase):
         ids = text_ids(golden_prompt(320))
         for mode in ("f32", "bf16"):
             want, _ = run("logits", "-m", model("A"), "--ids", ids, "--mode", mode, "-o", "-", "--threads", 1)
+            got, _ = run("logits", "-m", model("A"), "--ids", ids, "--mode", mode, "-o", "-", "--threads", 2, "--fixed-threads")
+            self.assertEqual(got, want, (mode, "fixed threads"))
             for chunk, threads in ((1, 1), (7, 2), (70, 3)):
                 got, _ = run("logits", "-m", model("A"), "--ids", ids, "--mode", mode, "-o", "-", "--chunk", chunk,
                              "--threads", threads)

@@ -622,6 +622,8 @@ static void options_are_checked(void **state)
         {K3_E_OPTION, "'mode'", "{\"model\":\"%s\",\"mode\":\"fp8\"}"},
         {K3_E_OPTION, "'threads'", "{\"model\":\"%s\",\"threads\":-1}"},
         {K3_E_OPTION, "'threads'", "{\"model\":\"%s\",\"threads\":1.5}"},
+        {K3_E_OPTION, "'fixed_threads' must be true or false",
+         "{\"model\":\"%s\",\"fixed_threads\":1}"},
         {K3_E_OPTION, "'split' must be", "{\"model\":\"%s\",\"split\":\"columns\"}"},
         {K3_E_OPTION, "'cpus'", "{\"model\":\"%s\",\"cpus\":[]}"},
         {K3_E_OPTION, "'cpus'", "{\"model\":\"%s\",\"cpus\":[-1]}"},

@@ -447,7 +447,7 @@ class Answers(unittest.TestCase):
                      "request_queue_time_seconds_count", "request_inference_time_seconds_count", "request_prefill_time_seconds_count",
                      "request_decode_time_seconds_count", "request_prompt_tokens_count", "request_generation_tokens_count",
                      "request_params_max_tokens_count", "request_prefill_kv_computed_tokens_count", "num_requests_waiting",
-                     "num_requests_waiting_by_reason", "engine_sleep_state", "heap_in_use_bytes", "prompt_tokens_total", "prompt_tokens_cached_total",
+                     "num_requests_waiting_by_reason", "engine_sleep_state", "engine_threads_active", "heap_in_use_bytes", "prompt_tokens_total", "prompt_tokens_cached_total",
                      "prefix_cache_queries_total", "mm_cache_hits_total", "external_prefix_cache_queries_total",
                      "external_prefix_cache_hits_total", "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"):
             self.s.metric(name)

@@ -124,6 +124,13 @@ k3_status k3_query(const k3_engine *e, k3_info *ret)
     return K3_OK;
 }
 
+k3_status k3_stats(const k3_engine *e, k3_stats_t *ret)
+{
+    (void)e;
+    *ret = (k3_stats_t){.size = ret->size, .threads_active = 1};
+    return K3_OK;
+}
+
 k3_status k3_kv_init(k3_engine *e, const k3_kv_config *config, k3_kv_layout *ret)
 {
     free_pool(e);

@@ -101,7 +101,7 @@ class Image(ctypes.Structure):
 class Stats(_Struct):
     _fields_ = _fields(
         "u32 size; i32 slots_used; i64 steps rows spec_rows spec_accepted snapshots restores"
-        " nonfinite images image_bytes forward_ns commit_ns draft_ns image_ns weight_bytes_read"
+        " nonfinite images image_bytes forward_ns commit_ns draft_ns image_ns weight_bytes_read threads_active"
     )
 
 

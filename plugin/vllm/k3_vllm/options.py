@@ -5,7 +5,7 @@ import os
 import torch
 
 # Keys of --additional-config that go to k3_open as they are; the rest of its options follow from vLLM's.
-ADDITIONAL = ("threads", "cpus", "split", "isa", "aux_hidden_stream", "latent_norm_eps", "image_cache_bytes")
+ADDITIONAL = ("threads", "fixed_threads", "cpus", "split", "isa", "aux_hidden_stream", "latent_norm_eps", "image_cache_bytes")
 MAX_IMAGE_ROWS = 16896  # the size rule gives 16,830 at most
 
 
