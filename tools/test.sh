@@ -52,7 +52,7 @@ export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
 
 stage release
 stage asan
-stage tsan -R '^(base|golden|contract|dspark_state|ranks|scheduler|serve|http_robust|http_load)$'
+stage tsan -R '^(base|elastic|golden|contract|dspark_state|ranks|scheduler|serve|http_robust|http_load)$'
 stage clang -R '^(base|config|golden|kernels_.*)$'
 stage fuzz -R '^fuzz_'
 
