@@ -127,10 +127,9 @@ static k3_status take(k3i_choice *c, bool *ret_more, k3i_err *err)
     pthread_mutex_unlock(&c->req->lock);
     k3_status status = K3_OK;
     for (int32_t i = 0; i < n && status == K3_OK; i++) {
-        bool is_last = finish == K3_FINISH_STOP && c->n_taken + i + 1 == ready;
         /* A stop token is not text, except that the chat parser wants to see the end of the
-         * message. */
-        bool is_shown = !(is_last && is_stop_id(c, ids[i])) || c->params->include_stop ||
+         * message. It is always the last one, also while its finish has not been told yet. */
+        bool is_shown = !is_stop_id(c, ids[i]) || c->params->include_stop ||
                         (ids[i] == c->end_of_msg && k3i_unfold_is_chat(c->unfold));
         if (is_shown)
             status = k3i_unfold_push(c->unfold, ids[i], err);

@@ -62,6 +62,19 @@ class Streams(unittest.TestCase):
         self.assertEqual(whole["token_logprobs"].count(None), 1)
 
 
+    def test_stop_token_is_no_text(self):
+        """The token that ends one of several streamed choices is not shown, although its end is told after the others' news."""
+        body = dict(prompt="Once", n=6, max_tokens=20, seed=1, return_token_ids=True)
+        free = self.s.post("/v1/completions", body)["choices"]
+        body["stop_token_ids"] = [c["token_ids"][3 + k] for k, c in enumerate(free)]
+        want = {c["index"]: c["text"] for c in self.s.post("/v1/completions", body)["choices"]}
+        for _ in range(3 if api.QUICK else 10):
+            got = dict.fromkeys(want, "")
+            for e in self.s.stream("/v1/completions", **body):
+                for c in e["choices"]:
+                    got[c["index"]] += c["text"]
+            self.assertEqual(got, want)
+
     def test_seed_of_prompts(self):
         """Choice k of a prompt has the seed s + k, whether the prompt is alone or in a list."""
         body = dict(max_tokens=12, temperature=1)
