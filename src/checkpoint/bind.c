@@ -1,4 +1,4 @@
-/* bind.c: names and shapes of the target (text-model 3, vision.md 2). Nothing in a checkpoint is
+/* bind.c: names and shapes of the target (text-model 3, vision 4). Nothing in a checkpoint is
  * fused or transposed. */
 #include "binder.h"
 

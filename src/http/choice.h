@@ -1,5 +1,5 @@
 /* choice.h: one sequence of an answer, from the engine's tokens to events and logprobs that the
- * reply writers (reply.h) put into words. Used on the connection's thread, except the stop watcher.
+ * reply writers (reply.c) put into words. Used on the connection's thread, except the stop watcher.
  */
 #ifndef K3I_CHOICE_H
 #define K3I_CHOICE_H

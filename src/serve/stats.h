@@ -1,5 +1,5 @@
 /* stats.h: counters and histograms of the scheduler, written on the engine thread, read by anybody
- * through k3i_stats_copy. */
+ * through k3i_serve_stats. */
 #ifndef K3I_STATS_H
 #define K3I_STATS_H
 
