@@ -4,9 +4,9 @@
  *   bench_kernels [ISA] [NAME]     ISA as for --isa (default: best); NAME: only lines that contain
  * it
  *
- * Every figure is the best of many short runs in processor time: other work on the machine only ever makes a
- * run slower. Weights are cycled through a buffer larger than the caches, activations stay where a model
- * leaves them. */
+ * Every figure is the best of many short runs in processor time: other work on the machine only
+ * ever makes a run slower. Weights are cycled through a buffer larger than the caches, activations
+ * stay where a model leaves them. */
 #include "roofs.h"
 
 #include <math.h>

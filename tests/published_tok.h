@@ -1,5 +1,5 @@
-/* published_tok.h: the published tokenizer (tests/data/tokenizer), open while a group of tests runs:
- * cmocka_run_group_tests(tests, open_tokenizer, close_tokenizer). */
+/* published_tok.h: the published tokenizer (tests/data/tokenizer), open while a group of tests
+ * runs: cmocka_run_group_tests(tests, open_tokenizer, close_tokenizer). */
 #ifndef K3_TESTS_PUBLISHED_TOK_H
 #define K3_TESTS_PUBLISHED_TOK_H
 

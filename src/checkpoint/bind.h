@@ -91,8 +91,8 @@ typedef struct {
     k3i_layer_weights *layers;       /* [L] */
 } k3i_text_weights;
 
-/* A tensor of the vision part in the type of its file; one pointer is set. The release stores BF16 (matrices
- * at any alignment); converted files store F32, or F16, which becomes F32 here. */
+/* A tensor of the vision part in the type of its file; one pointer is set. The release stores BF16
+ * (matrices at any alignment); converted files store F32, or F16, which becomes F32 here. */
 typedef struct {
     const k3i_bf16 *bf16;
     const float *f32;

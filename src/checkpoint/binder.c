@@ -132,7 +132,11 @@ k3i_weight k3i_bind_weight(k3i_binder *b, const char *name, const size_t *shape,
     const k3i_tensor *t = take(b, name, "");
     bool is_f32 = t != NULL && t->dtype == K3I_DTYPE_F32;
     bool is_f16 = t != NULL && t->dtype == K3I_DTYPE_F16;
-    check_shape(b, t, is_f32 ? K3I_DTYPE_F32 : is_f16 ? K3I_DTYPE_F16 : K3I_DTYPE_BF16, shape, n_dims);
+    check_shape(b, t,
+                is_f32   ? K3I_DTYPE_F32
+                : is_f16 ? K3I_DTYPE_F16
+                         : K3I_DTYPE_BF16,
+                shape, n_dims);
     if (b->st != K3_OK)
         return w;
     if (is_f32)

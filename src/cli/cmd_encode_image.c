@@ -1,5 +1,5 @@
-/* cmd_encode_image.c: what a picture becomes: its size and patches, and the rows that the text model
- * reads in its place. */
+/* cmd_encode_image.c: what a picture becomes: its size and patches, and the rows that the text
+ * model reads in its place. */
 #include "args.h"
 #include "pictures.h"
 #include "progress.h"
@@ -41,8 +41,11 @@ static k3_status encode(const k3i_args *args, const k3i_patches *p, k3i_err *err
 {
     k3_engine *e = NULL;
     k3_info info = {.size = sizeof info};
-    const k3_image image = {.key = 1, .pixels = p->pixels, .n_patches = (int32_t)p->n_patches,
-                            .grid_t = 1, .grid_h = (int32_t)p->plan.grid_h,
+    const k3_image image = {.key = 1,
+                            .pixels = p->pixels,
+                            .n_patches = (int32_t)p->n_patches,
+                            .grid_t = 1,
+                            .grid_h = (int32_t)p->plan.grid_h,
                             .grid_w = (int32_t)p->plan.grid_w};
     int32_t n = (int32_t)p->plan.n_tokens;
     k3_status st = k3i_engine_open(args, 1, 1, NULL, &e, err);

@@ -191,13 +191,12 @@ static k3_status make_scheduler(run_state *r)
         st = k3_query(r->engine, &info);
     if (st == K3_OK) {
         int64_t pages = (longest + K3I_CLI_BLOCK_TOKENS - 1) / K3I_CLI_BLOCK_TOKENS;
-        const k3i_sched_config config = {
-            .engine = r->engine,
-            .num_blocks = (int32_t)pages + 1,
-            .block_tokens = K3I_CLI_BLOCK_TOKENS,
-            .no_prefix_caching = true,
-            .speculative_tokens = info.draft_tokens,
-            .is_fixed_width = spec.is_fixed};
+        const k3i_sched_config config = {.engine = r->engine,
+                                         .num_blocks = (int32_t)pages + 1,
+                                         .block_tokens = K3I_CLI_BLOCK_TOKENS,
+                                         .no_prefix_caching = true,
+                                         .speculative_tokens = info.draft_tokens,
+                                         .is_fixed_width = spec.is_fixed};
         st = k3i_sched_new(&config, &r->sched, r->err);
     }
     k3i_spec_config_done(&spec);
@@ -210,8 +209,8 @@ static k3_status prepare(run_state *r)
     k3_status st = check_options(args, r->err);
     if (st == K3_OK)
         st = k3i_pictures_load(args, &r->pictures, r->err);
-    if (st == K3_OK && (r->pictures.n > 0 || !k3i_arg_given(args, "ids") ||
-                        !k3i_arg_given(args, "output-ids")))
+    if (st == K3_OK &&
+        (r->pictures.n > 0 || !k3i_arg_given(args, "ids") || !k3i_arg_given(args, "output-ids")))
         st = k3i_tok_open(k3i_arg_text(args, "model"), &r->tok, r->err);
     if (st == K3_OK)
         st = read_prompt(args, r, r->err);

@@ -19,7 +19,7 @@ typedef struct {
 } k3i_host;
 
 typedef struct {
-    const char *model;         /* folder of the checkpoint */
+    const char *model; /* folder of the checkpoint */
     int32_t max_num_seqs, max_num_batched_tokens, block_tokens, max_waiting;
     int32_t num_blocks;     /* 0 = from kv_bytes */
     int64_t kv_bytes;       /* 0 = what the requests can need, at most a quarter of what is free */

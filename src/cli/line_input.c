@@ -17,8 +17,8 @@ struct k3i_line_input {
     const char *prompt;
     EditLine *edit; /* NULL: not a terminal */
     History *history;
-    char *line;     /* the last line of a pipe; malloc, because of getline */
-    char *edited;   /* the last line of the editor */
+    char *line;   /* the last line of a pipe; malloc, because of getline */
+    char *edited; /* the last line of the editor */
     size_t cap;
 };
 
@@ -50,8 +50,9 @@ k3_status k3i_line_input_new(const char *prompt, k3i_line_input **ret, k3i_err *
         el_set(in->edit, EL_EDITOR, "emacs");
         el_set(in->edit, EL_HIST, history, in->history);
         el_set(in->edit, EL_SIGNAL, 1);
-        /* A Ctrl-D typed while an answer is written, where the terminal still edits lines itself, is kept by the terminal
-         * as a zero byte: the editor must take that for the end, as it takes Ctrl-D. */
+        /* A Ctrl-D typed while an answer is written, where the terminal still edits lines itself,
+         * is kept by the terminal as a zero byte: the editor must take that for the end, as it
+         * takes Ctrl-D. */
         el_set(in->edit, EL_BIND, "^@", "em-delete-or-list", NULL);
         el_source(in->edit, NULL); /* ~/.editrc */
     }

@@ -1,4 +1,5 @@
-/* pictures.h: the --image options of a command: files to patches, and where their rows go in a prompt. */
+/* pictures.h: the --image options of a command: files to patches, and where their rows go in a
+ * prompt. */
 #ifndef K3I_CLI_PICTURES_H
 #define K3I_CLI_PICTURES_H
 
@@ -12,8 +13,8 @@
 
 typedef struct {
     k3i_patches patches;
-    uint64_t key;  /* equal for equal bytes */
-    size_t at;     /* first row in the prompt, once placed */
+    uint64_t key; /* equal for equal bytes */
+    size_t at;    /* first row in the prompt, once placed */
 } k3i_picture_file;
 
 typedef struct {
@@ -22,7 +23,8 @@ typedef struct {
     size_t n_placed;
 } k3i_pictures;
 
-/* The settings of --model's preprocessor_config.json, changed by --image-patches, --exif and --gray16. */
+/* The settings of --model's preprocessor_config.json, changed by --image-patches, --exif and
+ * --gray16. */
 k3_status k3i_picture_settings(const k3i_args *args, k3i_image_settings *ret, k3i_err *err);
 
 /* Reads and prepares one file. Errors name it. */
@@ -33,13 +35,13 @@ k3_status k3i_picture_read(const char *path, const k3i_image_settings *s, k3i_pa
 k3_status k3i_pictures_load(const k3i_args *args, k3i_pictures *ret, k3i_err *err);
 void k3i_pictures_done(k3i_pictures *p);
 
-/* Appends the ids of a text whose marks stand for the pictures in order; without a mark all pictures come
- * first. K3_E_OPTION if the numbers differ. The text itself is ordinary text. */
+/* Appends the ids of a text whose marks stand for the pictures in order; without a mark all
+ * pictures come first. K3_E_OPTION if the numbers differ. The text itself is ordinary text. */
 k3_status k3i_pictures_place_text(k3i_pictures *p, const k3i_tok *tok, const char *text, size_t n,
                                   k3i_ids *ret, k3i_err *err);
 
-/* Replaces each media placeholder of the ids by the run of the next picture. K3_E_OPTION if the numbers
- * differ. */
+/* Replaces each media placeholder of the ids by the run of the next picture. K3_E_OPTION if the
+ * numbers differ. */
 k3_status k3i_pictures_place_ids(k3i_pictures *p, const k3i_tok *tok, k3i_ids *ids, k3i_err *err);
 
 /* Gives the placed pictures to a request, which owns their pixels from then on. */

@@ -1,5 +1,5 @@
-/* composite.c: from the mode of the file to RGB, after the resize; transparency over a chessboard of
- * the resized, unpadded picture. vision 3.4; the CMYK formula is in 3.1. Compiled without FP
+/* composite.c: from the mode of the file to RGB, after the resize; transparency over a chessboard
+ * of the resized, unpadded picture. vision 3.4; the CMYK formula is in 3.1. Compiled without FP
  * contraction: a fused multiply-add changes bytes. */
 #include "picture.h"
 

@@ -50,7 +50,8 @@ k3_status k3i_check_size(uint64_t w, uint64_t h, const k3i_decode_options *opt, 
         return k3i_fail(err, K3_E_FORMAT, "the picture is empty (%llu x %llu)",
                         (unsigned long long)w, (unsigned long long)h);
     if (w > opt->max_side || h > opt->max_side)
-        return k3i_fail(err, K3_E_LIMIT, "the picture is %llu x %llu, the limit is %u pixels a side",
+        return k3i_fail(err, K3_E_LIMIT,
+                        "the picture is %llu x %llu, the limit is %u pixels a side",
                         (unsigned long long)w, (unsigned long long)h, opt->max_side);
     if (w * h > opt->max_pixels)
         return k3i_fail(err, K3_E_LIMIT, "the picture has %llu x %llu pixels, the limit is %llu",
@@ -59,8 +60,8 @@ k3_status k3i_check_size(uint64_t w, uint64_t h, const k3i_decode_options *opt, 
     return K3_OK;
 }
 
-k3_status k3i_decode(const uint8_t *bytes, size_t n, const k3i_decode_options *opt, k3i_picture *ret,
-                     k3i_err *err)
+k3_status k3i_decode(const uint8_t *bytes, size_t n, const k3i_decode_options *opt,
+                     k3i_picture *ret, k3i_err *err)
 {
     if (n == 0)
         return k3i_fail(err, K3_E_FORMAT, "the picture file is empty");
@@ -69,10 +70,11 @@ k3_status k3i_decode(const uint8_t *bytes, size_t n, const k3i_decode_options *o
                         opt->max_bytes);
     const format *f = find(formats, sizeof formats / sizeof *formats, bytes, n);
     if (f == NULL && (f = find(videos, sizeof videos / sizeof *videos, bytes, n)) != NULL)
-        return k3i_fail(err, K3_E_UNSUPPORTED,
-                        "this is a video (%s): video is not supported, because the prompt format of "
-                        "Kimi-K3 for it is not published; send frames as pictures",
-                        f->name);
+        return k3i_fail(
+            err, K3_E_UNSUPPORTED,
+            "this is a video (%s): video is not supported, because the prompt format of "
+            "Kimi-K3 for it is not published; send frames as pictures",
+            f->name);
     if (f == NULL)
         return k3i_fail(err, K3_E_FORMAT,
                         "the bytes are no picture that is known (JPEG, PNG, WebP or GIF)");

@@ -1,5 +1,5 @@
-/* exif.c: finds the orientation tag in the first directory of an EXIF block. Every offset is foreign
- * and is checked against the end of the block. */
+/* exif.c: finds the orientation tag in the first directory of an EXIF block. Every offset is
+ * foreign and is checked against the end of the block. */
 #include "decode.h"
 
 #include <string.h>

@@ -27,7 +27,8 @@ static int on_read(GifFileType *gif, GifByteType *out, int n)
 static k3_status fail(const reader *r, k3i_err *err)
 {
     int code = r->gif->Error;
-    const char *text = code == D_GIF_ERR_READ_FAILED ? "the file is truncated" : GifErrorString(code);
+    const char *text =
+        code == D_GIF_ERR_READ_FAILED ? "the file is truncated" : GifErrorString(code);
     return k3i_fail(err, code == D_GIF_ERR_NOT_ENOUGH_MEM ? K3_E_NOMEM : K3_E_FORMAT, "%s",
                     text == NULL ? "the file is damaged" : text);
 }
@@ -100,14 +101,16 @@ static k3_status read_rows(reader *r, k3i_picture *pic, k3i_err *err)
     return K3_OK;
 }
 
-static k3_status read_frame(reader *r, const k3i_decode_options *opt, k3i_picture *pic, k3i_err *err)
+static k3_status read_frame(reader *r, const k3i_decode_options *opt, k3i_picture *pic,
+                            k3i_err *err)
 {
     k3_status st = seek_frame(r, err);
     if (st != K3_OK)
         return st;
     const GifImageDesc *d = &r->gif->Image;
     if (d->Width <= 0 || d->Height <= 0)
-        return k3i_fail(err, K3_E_FORMAT, "the first frame is empty (%d x %d)", d->Width, d->Height);
+        return k3i_fail(err, K3_E_FORMAT, "the first frame is empty (%d x %d)", d->Width,
+                        d->Height);
     /* All four are 16-bit. A frame that sticks out widens the canvas. */
     int w = d->Left + d->Width > r->gif->SWidth ? d->Left + d->Width : r->gif->SWidth;
     int h = d->Top + d->Height > r->gif->SHeight ? d->Top + d->Height : r->gif->SHeight;

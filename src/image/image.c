@@ -1,5 +1,5 @@
-/* image.c: the order of the steps, which is observable: decode, turn, size rule, resize in the mode of
- * the file, transparency, padding with black, normalisation, patches. */
+/* image.c: the order of the steps, which is observable: decode, turn, size rule, resize in the mode
+ * of the file, transparency, padding with black, normalisation, patches. */
 #include "image.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* image.h: from the bytes of a picture file to the patches that the vision tower reads: decode, turn,
- * size rule, resize, transparency, padding, normalisation, patch order (vision 3). Knows no
+/* image.h: from the bytes of a picture file to the patches that the vision tower reads: decode,
+ * turn, size rule, resize, transparency, padding, normalisation, patch order (vision 3). Knows no
  * engine; everything may run on any thread. */
 #ifndef K3I_IMAGE_H
 #define K3I_IMAGE_H

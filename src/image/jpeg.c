@@ -1,6 +1,6 @@
-/* jpeg.c: libjpeg-turbo with its defaults (slow integer IDCT, fancy upsampling), which are Pillow's.
- * The library reports by longjmp, so all that must survive lives in `reader`, outside the frame that
- * jumps. Data that the library would have to make up is refused. */
+/* jpeg.c: libjpeg-turbo with its defaults (slow integer IDCT, fancy upsampling), which are
+ * Pillow's. The library reports by longjmp, so all that must survive lives in `reader`, outside the
+ * frame that jumps. Data that the library would have to make up is refused. */
 #include "formats.h"
 
 #include <setjmp.h>

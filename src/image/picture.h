@@ -27,7 +27,8 @@ typedef struct {
 
 size_t k3i_pix_bytes(k3i_pix mode);
 
-/* Allocates w x h pixels, contents undefined. Errors: K3_E_FORMAT for an empty picture, K3_E_NOMEM. */
+/* Allocates w x h pixels, contents undefined. Errors: K3_E_FORMAT for an empty picture, K3_E_NOMEM.
+ */
 k3_status k3i_picture_new(k3i_pix mode, uint32_t w, uint32_t h, k3i_picture *ret, k3i_err *err);
 void k3i_picture_done(k3i_picture *pic);
 
@@ -41,10 +42,10 @@ k3_status k3i_picture_resize(k3i_picture *pic, uint32_t w, uint32_t h, k3i_err *
 
 /* What shows through transparent pixels. */
 typedef struct {
-    bool drop_alpha;          /* no background: colours as they are under any alpha */
-    bool is_chessboard;       /* false: black */
-    bool white_first;         /* the top-left square is the white one */
-    uint32_t square;          /* pixels, >= 1 */
+    bool drop_alpha;    /* no background: colours as they are under any alpha */
+    bool is_chessboard; /* false: black */
+    bool white_first;   /* the top-left square is the white one */
+    uint32_t square;    /* pixels, >= 1 */
     uint8_t white, gray;
 } k3i_background;
 

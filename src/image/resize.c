@@ -90,8 +90,8 @@ static const k3i_resize_passes *best_passes(void)
     return &k3i_resize_plain;
 }
 
-/* 32-bit samples: sums in f64, halves away from zero. The filter overshoots beside edges, so that extreme
- * samples leave the range: they stop at its ends. */
+/* 32-bit samples: sums in f64, halves away from zero. The filter overshoots beside edges, so that
+ * extreme samples leave the range: they stop at its ends. */
 static int32_t round_wide(double s)
 {
     double r = s >= 0.0 ? floor(s + 0.5) : -floor(fabs(s) + 0.5);

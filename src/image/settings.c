@@ -1,5 +1,5 @@
-/* settings.c: preprocessor_config.json. A key of media_proc_cfg that is not known is refused: silently
- * ignored settings are how ports went wrong. Keys of video are checked by name only. */
+/* settings.c: preprocessor_config.json. A key of media_proc_cfg that is not known is refused:
+ * silently ignored settings are how ports went wrong. Keys of video are checked by name only. */
 #include "settings.h"
 
 #include "map.h"
@@ -21,9 +21,11 @@ void k3i_image_settings_default(k3i_image_settings *ret)
         .side_limit = 512,
         .mean = {0.5f, 0.5f, 0.5f},
         .std = {0.5f, 0.5f, 0.5f},
-        .background = {.is_chessboard = true, .white_first = true, .square = 8, .white = 255,
-                       .gray = 180},
-        .decode = {.max_bytes = (size_t)32 << 20, .max_pixels = 178956970, .max_side = 1 << 20,
+        .background =
+            {.is_chessboard = true, .white_first = true, .square = 8, .white = 255, .gray = 180},
+        .decode = {.max_bytes = (size_t)32 << 20,
+                   .max_pixels = 178956970,
+                   .max_side = 1 << 20,
                    .apply_exif = true},
     };
 }
@@ -41,8 +43,8 @@ static k3_status bad(k3i_err *err, const char *file, const char *key, const char
 }
 
 /* An integer of [lo, hi]. */
-static k3_status get_uint(yyjson_val *v, const char *file, const char *key, uint64_t lo, uint64_t hi,
-                          uint32_t *ret, k3i_err *err)
+static k3_status get_uint(yyjson_val *v, const char *file, const char *key, uint64_t lo,
+                          uint64_t hi, uint32_t *ret, k3i_err *err)
 {
     char want[64];
     snprintf(want, sizeof want, "an integer of %llu to %llu", (unsigned long long)lo,
@@ -74,7 +76,8 @@ static bool is_text(yyjson_val *v, const char *s)
     return yyjson_is_str(v) && strcmp(yyjson_get_str(v), s) == 0;
 }
 
-static k3_status get_background(yyjson_val *obj, const char *file, k3i_background *ret, k3i_err *err)
+static k3_status get_background(yyjson_val *obj, const char *file, k3i_background *ret,
+                                k3i_err *err)
 {
     k3i_background bg = {.white_first = true, .square = 16, .white = 255, .gray = 200};
     if (!yyjson_is_obj(obj))
@@ -103,7 +106,8 @@ static k3_status get_background(yyjson_val *obj, const char *file, k3i_backgroun
             st = get_uint(v, file, key, 0, 255, &level, err);
             bg.gray = (uint8_t)level;
         } else {
-            st = k3i_fail(err, K3_E_CONFIG, "%s: transparent_bg_config: unknown key '%s'", file, key);
+            st = k3i_fail(err, K3_E_CONFIG, "%s: transparent_bg_config: unknown key '%s'", file,
+                          key);
         }
     }
     if (st == K3_OK)
@@ -113,9 +117,12 @@ static k3_status get_background(yyjson_val *obj, const char *file, k3i_backgroun
 
 static bool is_unused(yyjson_val *key)
 {
-    static const char *const names[] = {"in_patch_limit_each_frame", "in_patch_limit_video",
-                                        "sample_fps", "max_num_frames_each_video",
-                                        "temporal_merge_kernel_size", "timestamp_mode",
+    static const char *const names[] = {"in_patch_limit_each_frame",
+                                        "in_patch_limit_video",
+                                        "sample_fps",
+                                        "max_num_frames_each_video",
+                                        "temporal_merge_kernel_size",
+                                        "timestamp_mode",
                                         "config_type"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (is_text(key, names[i]))
@@ -158,8 +165,9 @@ static k3_status get_key(yyjson_val *k, yyjson_val *v, const char *file, k3i_ima
 k3_status k3i_image_settings_parse(const char *text, size_t n, const char *name,
                                    k3i_image_settings *ret, k3i_err *err)
 {
-    static const char *const required[] = {"patch_size", "merge_kernel_size", "in_patch_limit",
-                                           "patch_limit_on_one_side", "image_mean", "image_std"};
+    static const char *const required[] = {"patch_size",     "merge_kernel_size",
+                                           "in_patch_limit", "patch_limit_on_one_side",
+                                           "image_mean",     "image_std"};
     k3i_image_settings s;
     k3i_image_settings_default(&s);
     set_fallbacks(&s);
@@ -172,7 +180,8 @@ k3_status k3i_image_settings_parse(const char *text, size_t n, const char *name,
         st = k3i_fail(err, K3_E_CONFIG, "%s: the object media_proc_cfg is missing", name);
     for (size_t i = 0; st == K3_OK && i < sizeof required / sizeof *required; i++) {
         if (yyjson_obj_get(cfg, required[i]) == NULL)
-            st = k3i_fail(err, K3_E_CONFIG, "%s: media_proc_cfg: '%s' is missing", name, required[i]);
+            st = k3i_fail(err, K3_E_CONFIG, "%s: media_proc_cfg: '%s' is missing", name,
+                          required[i]);
     }
     if (st == K3_OK) {
         yyjson_obj_iter it = yyjson_obj_iter_with(cfg);

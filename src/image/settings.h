@@ -1,5 +1,5 @@
-/* settings.h: how pictures become patches: preprocessor_config.json of the checkpoint, plus what the
- * host may change. vision 1.3. */
+/* settings.h: how pictures become patches: preprocessor_config.json of the checkpoint, plus what
+ * the host may change. vision 1.3. */
 #ifndef K3I_SETTINGS_H
 #define K3I_SETTINGS_H
 
@@ -19,7 +19,8 @@ typedef struct {
 /* The values of the release, with the limits of the reference: 32 MiB, 178,956,970 pixels. */
 void k3i_image_settings_default(k3i_image_settings *ret);
 
-/* Reads dir/preprocessor_config.json over the defaults. Errors: K3_E_IO, K3_E_CONFIG naming the key. */
+/* Reads dir/preprocessor_config.json over the defaults. Errors: K3_E_IO, K3_E_CONFIG naming the
+ * key. */
 k3_status k3i_image_settings_read(const char *dir, k3i_image_settings *ret, k3i_err *err);
 
 /* The same from text of n bytes; `name` is used in messages. */

@@ -111,6 +111,5 @@ k3_status k3i_ops_select(const char *isa, const k3i_ops **ret, k3i_err *err)
     if (strcmp(isa, "amx") == 0)
         return k3i_fail(err, K3_E_OPTION, "isa: this build has no amx kernels");
     return k3i_fail(err, K3_E_OPTION,
-                    "isa: unknown name '%.32s', expected ref, avx2, avx512-plain or avx512",
-                    isa);
+                    "isa: unknown name '%.32s', expected ref, avx2, avx512-plain or avx512", isa);
 }

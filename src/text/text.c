@@ -1,12 +1,14 @@
 /* text.c: the public face of the tokenizer and the chat format (k3.h, "text").
  *
- * Owns nothing but the tokenizer. Both calls make a list of ids and copy what the caller has room for. */
+ * Owns nothing but the tokenizer. Both calls make a list of ids and copy what the caller has room
+ * for. */
 #include "chat.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define MAX_IDS ((size_t)1 << 27) /* far above any context length; bounds memory for hostile input */
+#define MAX_IDS \
+    ((size_t)1 << 27) /* far above any context length; bounds memory for hostile input */
 
 struct k3_text {
     k3i_tok *tok;

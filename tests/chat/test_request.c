@@ -282,7 +282,8 @@ static void not_renderable(void **state)
          "matches no call"},
         {MESSAGES("{\"role\":\"tool\",\"tool_call_id\":\"a\",\"content\":\"x\"}"),
          "messages[0]: a tool message has no tool name and matches no call"},
-        {MESSAGES(USER ",{\"role\":\"tool\",\"tool_call_id\":\"a\",\"content\":\"x\"}," USER "," USER),
+        {MESSAGES(USER ",{\"role\":\"tool\",\"tool_call_id\":\"a\",\"content\":\"x\"}," USER
+                       "," USER),
          "messages[1]: a tool message has no tool name and matches no call"},
         {MESSAGES("{\"role\":\"system\",\"content\":\"x\",\"tools\":[" TOOL("f") "]}"),
          "no content"},

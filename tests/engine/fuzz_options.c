@@ -1,4 +1,5 @@
-/* The JSON of k3_open: anything may come from a host; it is understood or refused with a sentence. */
+/* The JSON of k3_open: anything may come from a host; it is understood or refused with a sentence.
+ */
 #include "engine.h"
 
 #include <stdlib.h>

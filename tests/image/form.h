@@ -1,4 +1,5 @@
-/* form.h: the synthetic picture of the preprocessing vectors, sample (37x + 91y + 53c + xy) mod 256. */
+/* form.h: the synthetic picture of the preprocessing vectors, sample (37x + 91y + 53c + xy) mod
+ * 256. */
 #ifndef FORM_H
 #define FORM_H
 

@@ -1,5 +1,5 @@
-/* Decoding: every kind of file in tests/data/image against what Pillow makes of it (make_files.py), and
- * files that must be refused. */
+/* Decoding: every kind of file in tests/data/image against what Pillow makes of it (make_files.py),
+ * and files that must be refused. */
 #include "form.h"
 
 #include "map.h"
@@ -63,9 +63,11 @@ static void every_file_equals_pillow(void **state)
 }
 
 static const char *const one_of_each[] = {
-    "rgb8.png",    "pal4-alpha.png", "rgba16-adam7.png", "gray1.png",   "rgb420.jpg",
-    "progressive.jpg", "cmyk.jpg",   "lossy.webp",       "lossless-alpha.webp", "animated.webp",
-    "palette.gif", "interlaced.gif", "gray.jpg",         "lossy-alpha.webp",    "transparent.gif"};
+    "rgb8.png",      "pal4-alpha.png",   "rgba16-adam7.png",
+    "gray1.png",     "rgb420.jpg",       "progressive.jpg",
+    "cmyk.jpg",      "lossy.webp",       "lossless-alpha.webp",
+    "animated.webp", "palette.gif",      "interlaced.gif",
+    "gray.jpg",      "lossy-alpha.webp", "transparent.gif"};
 #define N_EACH (sizeof one_of_each / sizeof *one_of_each)
 
 static k3_status try_decode(const uint8_t *data, size_t n, k3i_err *err)
@@ -146,8 +148,12 @@ static void foreign_bytes_are_named(void **state)
     REFUSE("hello, world", K3_E_FORMAT, "no picture");
     REFUSE("BM\x36\x00\x00\x00", K3_E_UNSUPPORTED, "BMP");
     REFUSE("II*\0\x08\0\0\0", K3_E_UNSUPPORTED, "TIFF");
-    REFUSE("\0\0\0\x20" "ftypavif\0\0", K3_E_UNSUPPORTED, "AVIF");
-    REFUSE("\0\0\0\x20" "ftypisom\0\0", K3_E_UNSUPPORTED, "video");
+    REFUSE("\0\0\0\x20"
+           "ftypavif\0\0",
+           K3_E_UNSUPPORTED, "AVIF");
+    REFUSE("\0\0\0\x20"
+           "ftypisom\0\0",
+           K3_E_UNSUPPORTED, "video");
     REFUSE("\x1a\x45\xdf\xa3\x01", K3_E_UNSUPPORTED, "video");
     REFUSE("RIFF\x10\0\0\0AVI LIST", K3_E_UNSUPPORTED, "video");
     REFUSE("\xff\xd8\xff", K3_E_FORMAT, "JPEG");

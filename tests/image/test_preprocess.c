@@ -1,5 +1,5 @@
-/* Preprocessing against published vectors: sizes, resize, transparency, normalisation and whole pictures.
- * All numbers come from runs of the reference processor and of Pillow. */
+/* Preprocessing against published vectors: sizes, resize, transparency, normalisation and whole
+ * pictures. All numbers come from runs of the reference processor and of Pillow. */
 #include "form.h"
 
 #include "bf16.h"
@@ -369,9 +369,15 @@ static void padding_is_minus_one(void **state)
 static void orientation_turns_pixels(void **state)
 {
     (void)state;
-    static const uint8_t want[9][6] = {
-        {0}, {1, 2, 3, 4, 5, 6}, {3, 2, 1, 6, 5, 4}, {6, 5, 4, 3, 2, 1}, {4, 5, 6, 1, 2, 3},
-        {1, 4, 2, 5, 3, 6}, {4, 1, 5, 2, 6, 3}, {6, 3, 5, 2, 4, 1}, {3, 6, 2, 5, 1, 4}};
+    static const uint8_t want[9][6] = {{0},
+                                       {1, 2, 3, 4, 5, 6},
+                                       {3, 2, 1, 6, 5, 4},
+                                       {6, 5, 4, 3, 2, 1},
+                                       {4, 5, 6, 1, 2, 3},
+                                       {1, 4, 2, 5, 3, 6},
+                                       {4, 1, 5, 2, 6, 3},
+                                       {6, 3, 5, 2, 4, 1},
+                                       {3, 6, 2, 5, 1, 4}};
     for (int o = 1; o <= 8; o++) {
         k3i_picture pic;
         assert_int_equal(k3i_picture_new(K3I_PIX_GRAY, 3, 2, &pic, NULL), K3_OK);

@@ -3,17 +3,17 @@
 
 #include "settings.h"
 
-#define HEAD                                                                                       \
-    "{\"media_proc_cfg\":{\"patch_size\":14,\"merge_kernel_size\":2,\"in_patch_limit\":65536,"     \
+#define HEAD                                                                                   \
+    "{\"media_proc_cfg\":{\"patch_size\":14,\"merge_kernel_size\":2,\"in_patch_limit\":65536," \
     "\"patch_limit_on_one_side\":512,\"image_mean\":[0.5,0.5,0.5],\"image_std\":[0.5,0.5,0.5]"
 
-static const char release[] = HEAD
-    ",\"fixed_output_tokens\":null,\"in_patch_limit_each_frame\":16384,"
-    "\"in_patch_limit_video\":655360,\"sample_fps\":8.0,\"max_num_frames_each_video\":null,"
-    "\"temporal_merge_kernel_size\":4,\"timestamp_mode\":\"hh:mm:ss.fff\","
-    "\"transparent_bg_config\":{\"pattern\":\"chessboard\",\"square_size\":8,"
-    "\"chessboard_square_on_top_left\":true,\"white\":255,\"gray\":180},"
-    "\"transparent_bg_fill_stage\":\"after_resize\",\"config_type\":\"x.y\"}}";
+static const char release[] =
+    HEAD ",\"fixed_output_tokens\":null,\"in_patch_limit_each_frame\":16384,"
+         "\"in_patch_limit_video\":655360,\"sample_fps\":8.0,\"max_num_frames_each_video\":null,"
+         "\"temporal_merge_kernel_size\":4,\"timestamp_mode\":\"hh:mm:ss.fff\","
+         "\"transparent_bg_config\":{\"pattern\":\"chessboard\",\"square_size\":8,"
+         "\"chessboard_square_on_top_left\":true,\"white\":255,\"gray\":180},"
+         "\"transparent_bg_fill_stage\":\"after_resize\",\"config_type\":\"x.y\"}}";
 
 static k3_status parse(const char *text, k3i_image_settings *s, k3i_err *err)
 {

@@ -66,11 +66,12 @@ static void small_buffers_get_the_beginning_and_the_count(void **state)
 static void chat_counts_are_the_published_ones(void **state)
 {
     /* 99 and 3 for the opener of the answer: KVV's case "assistant_hello". */
-    assert_int_equal(chat(*state,
-                          "{\"messages\":[{\"role\":\"assistant\",\"content\":\"\xE4\xBD\xA0\xE5\xA5\xBD\"}],"
-                          "\"reasoning_effort\":\"high\"}",
-                          NULL, 0),
-                     102);
+    assert_int_equal(
+        chat(*state,
+             "{\"messages\":[{\"role\":\"assistant\",\"content\":\"\xE4\xBD\xA0\xE5\xA5\xBD\"}],"
+             "\"reasoning_effort\":\"high\"}",
+             NULL, 0),
+        102);
 }
 
 static void each_picture_is_one_media_token(void **state)
@@ -103,8 +104,8 @@ static void bad_requests_name_the_field(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char err[200] = "";
         int32_t n = -5;
-        assert_int_equal(k3_text_chat(*state, cases[i].json, strlen(cases[i].json), NULL, 0, &n, err,
-                                      sizeof err),
+        assert_int_equal(k3_text_chat(*state, cases[i].json, strlen(cases[i].json), NULL, 0, &n,
+                                      err, sizeof err),
                          K3_E_FORMAT);
         assert_non_null(strstr(err, cases[i].what));
         assert_int_equal(n, -5);
@@ -114,7 +115,8 @@ static void bad_requests_name_the_field(void **state)
 /* Every allocation fails once, until none is left to fail. */
 static void out_of_memory_is_an_error(void **state)
 {
-    const char *json = "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image\",\"url\":\"\"}]}]}";
+    const char *json =
+        "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image\",\"url\":\"\"}]}]}";
     for (uint64_t at = 1;; at++) {
         int32_t n = 0;
         k3i_alloc_fail_at(at);

@@ -235,8 +235,8 @@ static void bpe_matches_definition(void **state)
     k3i_ids_done(&ids);
 }
 
-/* 10 MB of a single run, 256 KB of other kinds. A quadratic step anywhere would take hours, so ending
- * is the test. */
+/* 10 MB of a single run, 256 KB of other kinds. A quadratic step anywhere would take hours, so
+ * ending is the test. */
 static void long_runs(void **state)
 {
     (void)state;

@@ -8,11 +8,12 @@ k3_engine *pictures_open(const char *model_dir, const char *mode, int threads)
 {
     char json[5000], err[600] = "";
     k3_engine *e;
-    snprintf(json, sizeof json, "{\"model\":\"%s\",\"mode\":\"%s\",\"threads\":%d}", model_dir, mode,
-             threads);
+    snprintf(json, sizeof json, "{\"model\":\"%s\",\"mode\":\"%s\",\"threads\":%d}", model_dir,
+             mode, threads);
     if (k3_open(json, NULL, NULL, &e, err, sizeof err) != K3_OK)
         fail_msg("%s", err);
-    const k3_kv_config kv = {.size = sizeof kv, .num_blocks = BLOCKS, .block_tokens = BLOCK, .n_slots = 1};
+    const k3_kv_config kv = {
+        .size = sizeof kv, .num_blocks = BLOCKS, .block_tokens = BLOCK, .n_slots = 1};
     assert_int_equal(k3_kv_init(e, &kv, NULL), K3_OK);
     return e;
 }
@@ -35,8 +36,12 @@ k3i_patches pictures_load(const char *model_dir, const char *dir, const char *fi
 
 k3_image pictures_image(uint64_t key, const k3i_patches *p)
 {
-    return (k3_image){.key = key, .pixels = p->pixels, .n_patches = (int32_t)p->n_patches, .grid_t = 1,
-                      .grid_h = (int32_t)p->plan.grid_h, .grid_w = (int32_t)p->plan.grid_w};
+    return (k3_image){.key = key,
+                      .pixels = p->pixels,
+                      .n_patches = (int32_t)p->n_patches,
+                      .grid_t = 1,
+                      .grid_h = (int32_t)p->plan.grid_h,
+                      .grid_w = (int32_t)p->plan.grid_w};
 }
 
 void pictures_encode(k3_engine *e, const char *model_dir, const char *dir, const picture_prompt *p,
@@ -77,11 +82,24 @@ void pictures_feed(k3_engine *e, const picture_prompt *p, uint64_t base, int32_t
         table[i] = i + 1;
     k3_info info = {.size = sizeof info};
     k3_query(e, &info);
-    const k3_batch b = {.size = sizeof b, .n_reqs = 1, .n_tokens = n, .n_logit_rows = 1,
-                        .n_media = n_media, .token_ids = p->ids + from, .q_start = q_start,
-                        .ctx_len = &ctx, .slot = &slot, .slot_op = &op, .n_spec = &zero, .mla_off = off,
-                        .mla_table = table, .logit_row = &last, .media_token = token,
-                        .media_key = key, .media_row = row, .media_count = count};
+    const k3_batch b = {.size = sizeof b,
+                        .n_reqs = 1,
+                        .n_tokens = n,
+                        .n_logit_rows = 1,
+                        .n_media = n_media,
+                        .token_ids = p->ids + from,
+                        .q_start = q_start,
+                        .ctx_len = &ctx,
+                        .slot = &slot,
+                        .slot_op = &op,
+                        .n_spec = &zero,
+                        .mla_off = off,
+                        .mla_table = table,
+                        .logit_row = &last,
+                        .media_token = token,
+                        .media_key = key,
+                        .media_row = row,
+                        .media_count = count};
     if (k3_forward(e, &b, logits, info.vocab_size) != K3_OK)
         fail_msg("%s", k3_last_error(e));
     const k3_commit_args c = {.size = sizeof c, .n_reqs = 1, .accepted = &n};
@@ -113,7 +131,8 @@ void pictures_check_chunks(k3_engine *e, const picture_prompt *p, uint64_t base)
     }
     for (size_t k = 0; k < p->n_pictures; k++) {
         int32_t first = p->picture[k].first;
-        for (int32_t cut = first; cut <= first + p->picture[k].tokens && cut < (int32_t)p->n; cut++) {
+        for (int32_t cut = first; cut <= first + p->picture[k].tokens && cut < (int32_t)p->n;
+             cut++) {
             if (cut == 0)
                 continue;
             pictures_feed(e, p, base, 0, cut, got);

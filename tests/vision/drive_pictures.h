@@ -28,8 +28,8 @@ k3_image pictures_image(uint64_t key, const k3i_patches *p);
 void pictures_encode(k3_engine *e, const char *model_dir, const char *dir, const picture_prompt *p,
                      uint64_t base);
 
-/* Rows [from, to) of the prompt in one step; logits of the last. Pictures that the step cuts give it the rows that
- * fall inside. */
+/* Rows [from, to) of the prompt in one step; logits of the last. Pictures that the step cuts give
+ * it the rows that fall inside. */
 void pictures_feed(k3_engine *e, const picture_prompt *p, uint64_t base, int32_t from, int32_t to,
                    float *logits);
 
@@ -37,7 +37,8 @@ void pictures_feed(k3_engine *e, const picture_prompt *p, uint64_t base, int32_t
 void pictures_prefill(k3_engine *e, const picture_prompt *p, uint64_t base, int32_t chunk,
                       float *logits);
 
-/* Compares one prefill with many chunkings, and with every split inside a picture: all bitwise equal. */
+/* Compares one prefill with many chunkings, and with every split inside a picture: all bitwise
+ * equal. */
 void pictures_check_chunks(k3_engine *e, const picture_prompt *p, uint64_t base);
 
 #endif

@@ -1,4 +1,5 @@
-/* Pictures behind the ABI on a random tiny model with a tower: batches, threads, chunks, limits, errors. */
+/* Pictures behind the ABI on a random tiny model with a tower: batches, threads, chunks, limits,
+ * errors. */
 #include "drive_pictures.h"
 
 #include <math.h>
@@ -6,7 +7,8 @@
 static const char model_dir[] = K3_TEST_MODELS "/tiny";
 static const char pictures_dir[] = K3_TEST_DATA "/image";
 
-/* Rows under key `key` of an engine on `threads` threads, all pictures in one call or each alone. */
+/* Rows under key `key` of an engine on `threads` threads, all pictures in one call or each alone.
+ */
 static float *rows_of(int threads, bool together, const k3i_patches *p, size_t n, uint64_t key,
                       int32_t *ret_n)
 {
@@ -34,7 +36,8 @@ static float *rows_of(int threads, bool together, const k3i_patches *p, size_t n
 static void encoding_does_not_depend_on_company(void **state)
 {
     (void)state;
-    static const char *const files[] = {"rgb8.png", "lossy.webp", "1x1.png", "gray.gif", "3000x1.png"};
+    static const char *const files[] = {"rgb8.png", "lossy.webp", "1x1.png", "gray.gif",
+                                        "3000x1.png"};
     k3i_patches p[5];
     for (size_t i = 0; i < 5; i++)
         p[i] = pictures_load(model_dir, pictures_dir, files[i]);
@@ -59,7 +62,9 @@ static void no_chunking_changes_a_bit(void **state)
         ids[i] = i * 7 % 61;
     /* The second picture begins where the first ends, and the third ends the prompt. */
     const picture_prompt p = {
-        .ids = ids, .n = 7 + TALL + 9, .n_pictures = 3,
+        .ids = ids,
+        .n = 7 + TALL + 9,
+        .n_pictures = 3,
         .picture = {{"rgb8.png", 3, 4}, {"1x3000.png", 7, TALL}, {"pal4.png", 7 + TALL + 5, 4}}};
     for (int mode = 0; mode < 2; mode++) {
         k3_engine *e = pictures_open(model_dir, mode == 0 ? "bf16" : "f32", 2);
@@ -73,8 +78,8 @@ static void rows_of_a_picture_matter(void **state)
 {
     (void)state;
     int32_t ids[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
-    picture_prompt p = {.ids = ids, .n = 12, .n_pictures = 2,
-                        .picture = {{"rgb8.png", 1, 4}, {"gray8.png", 6, 4}}};
+    picture_prompt p = {
+        .ids = ids, .n = 12, .n_pictures = 2, .picture = {{"rgb8.png", 1, 4}, {"gray8.png", 6, 4}}};
     k3_engine *e = pictures_open(model_dir, "bf16", 1);
     k3_info info = {.size = sizeof info};
     k3_query(e, &info);
@@ -94,7 +99,8 @@ static void rows_of_a_picture_matter(void **state)
     k3_close(e);
 }
 
-static void expect_error(k3_engine *e, const k3_image *im, int32_t n, k3_status want, const char *part)
+static void expect_error(k3_engine *e, const k3_image *im, int32_t n, k3_status want,
+                         const char *part)
 {
     assert_int_equal(k3_encode_image(e, n, im), want);
     if (strstr(k3_last_error(e), part) == NULL)
@@ -106,13 +112,14 @@ static void bad_images_are_refused_and_leave_nothing(void **state)
     (void)state;
     char json[5000], text[600];
     k3_engine *e;
-    snprintf(json, sizeof json, "{\"model\":\"%s\",\"threads\":1,\"image_cache_bytes\":%d}", model_dir,
-             2 * 32 * 4 + 100); /* room for two rows */
+    snprintf(json, sizeof json, "{\"model\":\"%s\",\"threads\":1,\"image_cache_bytes\":%d}",
+             model_dir, 2 * 32 * 4 + 100); /* room for two rows */
     assert_int_equal(k3_open(json, NULL, NULL, &e, text, sizeof text), K3_OK);
     k3_info info = {.size = sizeof info};
     k3_query(e, &info);
     float *pixels = calloc(64 * 588, sizeof *pixels);
-    const k3_image good = {.key = 1, .pixels = pixels, .n_patches = 4, .grid_t = 1, .grid_h = 2, .grid_w = 2};
+    const k3_image good = {
+        .key = 1, .pixels = pixels, .n_patches = 4, .grid_t = 1, .grid_h = 2, .grid_w = 2};
     k3_image bad = good;
     bad.grid_t = 2;
     expect_error(e, &bad, 1, K3_E_UNSUPPORTED, "video");
@@ -167,7 +174,8 @@ static void failed_allocations_keep_nothing(void **state)
     (void)state;
     k3_engine *e = pictures_open(model_dir, "bf16", 1);
     float *pixels = calloc(4 * 588, sizeof *pixels);
-    const k3_image im = {.key = 1, .pixels = pixels, .n_patches = 4, .grid_t = 1, .grid_h = 2, .grid_w = 2};
+    const k3_image im = {
+        .key = 1, .pixels = pixels, .n_patches = 4, .grid_t = 1, .grid_h = 2, .grid_w = 2};
     uint64_t k = 1;
     for (k3_status st = K3_E_NOMEM; st != K3_OK; k++) {
         int32_t n;

@@ -1,5 +1,5 @@
-/* Picture prompts end to end, through k3.h: files are decoded, encoded, and their rows fed to the text model. The
- * bundled model's golden prompts must come out token by token, whatever the chunks.
+/* Picture prompts end to end, through k3.h: files are decoded, encoded, and their rows fed to the
+ * text model. The bundled model's golden prompts must come out token by token, whatever the chunks.
  *
  *   test_vision_prompts [MODEL_DIR GOLDEN_DIR]     default: models/mini and tests/data/mini
  *
@@ -153,7 +153,8 @@ static void golden_prompts_come_out(void **state)
             for (size_t t = 0; t < p->n_greedy; t++) {
                 int32_t id = argmax(logits, vocab);
                 if (id != p->greedy[t])
-                    fail_msg("prompt %zu, answer token %zu: %d, expected %d", i, t, id, p->greedy[t]);
+                    fail_msg("prompt %zu, answer token %zu: %d, expected %d", i, t, id,
+                             p->greedy[t]);
                 q.ids[q.n++] = id;
                 pictures_feed(e, &q, 10 * i, (int32_t)q.n - 1, (int32_t)q.n, logits);
             }

@@ -1,6 +1,6 @@
-/* The tower and the projector against the expected output of the tiny configuration (an f64 evaluation that the
- * release's code agrees with to 4e-6), component vectors, and the properties that batches, threads and
- * compute modes must keep. */
+/* The tower and the projector against the expected output of the tiny configuration (an f64
+ * evaluation that the release's code agrees with to 4e-6), component vectors, and the properties
+ * that batches, threads and compute modes must keep. */
 #include "tiny.h"
 
 #include "rounding_values.h"
@@ -8,8 +8,7 @@
 
 #include <math.h>
 
-#define FOR_EACH_ISA(op) \
-    for (size_t isa_ = 0; (op = k3i_ops_nth(isa_)) != NULL; isa_++)
+#define FOR_EACH_ISA(op) for (size_t isa_ = 0; (op = k3i_ops_nth(isa_)) != NULL; isa_++)
 
 /* Columns 0..10 of the nine tokens; the rest repeats with period 11. */
 static const float expected[9][11] = {
@@ -63,8 +62,7 @@ static void tiny_tower_gives_the_published_numbers(void **state)
     k3i_vision_item items[4];
     tiny_items(items);
     const k3i_ops *op;
-    FOR_EACH_ISA(op)
-    {
+    FOR_EACH_ISA (op) {
         for (size_t threads = 1; threads <= 3; threads++) {
             size_t n;
             float *rows = encode(&t, op, threads, false, items, 4, &n);
@@ -85,8 +83,9 @@ static void tiny_tower_gives_the_published_numbers(void **state)
     tower_done(&t);
 }
 
-/* The same tower in bf16 mode: rounded where the release rounds, and nowhere else. Sums in another order move a value
- * across a rounding border now and then; a rounding point too many or too few moves most of them. */
+/* The same tower in bf16 mode: rounded where the release rounds, and nowhere else. Sums in another
+ * order move a value across a rounding border now and then; a rounding point too many or too few
+ * moves most of them. */
 static void bf16_mode_rounds_where_the_release_does(void **state)
 {
     (void)state;
@@ -100,8 +99,7 @@ static void bf16_mode_rounds_where_the_release_does(void **state)
     for (size_t i = 0; i < sizeof patches / sizeof *patches; i++)
         patches[i] = k3i_round_bf16(patches[i]);
     const k3i_ops *op;
-    FOR_EACH_ISA(op)
-    {
+    FOR_EACH_ISA (op) {
         size_t n, differ = 0;
         float *rows = encode(&t, op, 2, true, items, 4, &n);
         for (size_t i = 0; i < n; i++)
@@ -123,8 +121,8 @@ static void position_table_is_resampled_bilinearly(void **state)
     k3i_vision_config cfg = {.hidden_size = 1, .pos_height = 4, .pos_width = 4, .pos_time = 1};
     k3i_vision v = {.cfg = &cfg, .w = {.pos_emb = {.f32 = table}}};
     static const float to2[] = {2.5f, 4.5f, 10.5f, 12.5f};
-    static const float to35[] = {0.666667f,  1.366667f,  2.166667f,  2.966667f, 3.666667f,
-                                 6.0f,       6.7f,       7.5f,       8.3f,      9.0f,
+    static const float to35[] = {0.666667f,  1.366667f,  2.166667f,  2.966667f,  3.666667f,
+                                 6.0f,       6.7f,       7.5f,       8.3f,       9.0f,
                                  11.333334f, 12.033333f, 12.833334f, 13.633334f, 14.333334f};
     static const float to8[] = {0, .25f, .75f, 1.25f, 1.75f, 2.25f, 2.75f, 3};
     const struct {
@@ -178,8 +176,7 @@ static void rotation_turns_even_pairs_by_the_column(void **state)
     for (int i = 0; i < 8; i++)
         expect_near(cs[i], want[i], 2e-6f, "factor");
     const k3i_ops *op;
-    FOR_EACH_ISA(op)
-    {
+    FOR_EACH_ISA (op) {
         static const float angle[] = {.1f, .2f, .3f, .4f};
         static const float turned[] = {-0.0998334f, 0.9950042f, 1.3641253f, 3.3375385f,
                                        2.3437450f,  5.9587631f, 2.8004375f, 8.7839365f};
@@ -200,8 +197,7 @@ static void tower_epsilon_is_that_of_f32(void **state)
 {
     (void)state;
     const k3i_ops *op;
-    FOR_EACH_ISA(op)
-    {
+    FOR_EACH_ISA (op) {
         float x[64], w[64];
         for (int i = 0; i < 64; i++) {
             x[i] = 0x1p-10f;
@@ -214,14 +210,23 @@ static void tower_epsilon_is_that_of_f32(void **state)
     }
 }
 
-static const k3i_vision_config odd = {
-    .patch_size = 3, .hidden_size = 40, .qkv_hidden_size = 48, .intermediate_size = 72, .n_heads = 4,
-    .head_dim = 12, .n_layers = 3, .pos_height = 5, .pos_width = 7, .pos_time = 4, .merge_size = 2,
-    .text_hidden_size = 36, .projector_eps = 1e-5f};
+static const k3i_vision_config odd = {.patch_size = 3,
+                                      .hidden_size = 40,
+                                      .qkv_hidden_size = 48,
+                                      .intermediate_size = 72,
+                                      .n_heads = 4,
+                                      .head_dim = 12,
+                                      .n_layers = 3,
+                                      .pos_height = 5,
+                                      .pos_width = 7,
+                                      .pos_time = 4,
+                                      .merge_size = 2,
+                                      .text_hidden_size = 36,
+                                      .projector_eps = 1e-5f};
 
 enum { N_ODD = 7, PATCH_ODD = 27 };
-static const size_t odd_grid[N_ODD][3] = {{1, 2, 2}, {1, 14, 22}, {1, 2, 30}, {2, 4, 6},
-                                          {1, 26, 2}, {4, 2, 2}, {1, 6, 6}};
+static const size_t odd_grid[N_ODD][3] = {{1, 2, 2},  {1, 14, 22}, {1, 2, 30}, {2, 4, 6},
+                                          {1, 26, 2}, {4, 2, 2},   {1, 6, 6}};
 
 static float *random_pixels(size_t n, uint64_t seed)
 {
@@ -239,11 +244,12 @@ static void a_batch_equals_its_items_alone(void **state)
     for (size_t i = 0; i < N_ODD; i++) {
         const size_t *g = odd_grid[i];
         items[i] = (k3i_vision_item){.pixels = random_pixels(g[0] * g[1] * g[2] * PATCH_ODD, i),
-                                     .t = g[0], .h = g[1], .w = g[2]};
+                                     .t = g[0],
+                                     .h = g[1],
+                                     .w = g[2]};
     }
     const k3i_ops *op;
-    FOR_EACH_ISA(op)
-    {
+    FOR_EACH_ISA (op) {
         for (int bf16 = 0; bf16 < 2; bf16++) {
             size_t n_all, at = 0;
             float *all = encode(&t, op, 1, bf16, items, N_ODD, &n_all);
@@ -320,10 +326,19 @@ static void clips_use_time_and_average(void **state)
 static void bf16_mode_stays_near_f32(void **state)
 {
     (void)state;
-    static const k3i_vision_config real = {
-        .patch_size = 14, .hidden_size = 1024, .qkv_hidden_size = 1536, .intermediate_size = 4096,
-        .n_heads = 12, .head_dim = 128, .n_layers = 4, .pos_height = 64, .pos_width = 64,
-        .pos_time = 4, .merge_size = 2, .text_hidden_size = 7168, .projector_eps = 1e-5f};
+    static const k3i_vision_config real = {.patch_size = 14,
+                                           .hidden_size = 1024,
+                                           .qkv_hidden_size = 1536,
+                                           .intermediate_size = 4096,
+                                           .n_heads = 12,
+                                           .head_dim = 128,
+                                           .n_layers = 4,
+                                           .pos_height = 64,
+                                           .pos_width = 64,
+                                           .pos_time = 4,
+                                           .merge_size = 2,
+                                           .text_hidden_size = 7168,
+                                           .projector_eps = 1e-5f};
     const k3i_ops *op;
     assert_int_equal(k3i_ops_select(NULL, &op, NULL), K3_OK);
     tower t = random_tower(&real, 1);
@@ -356,7 +371,7 @@ static void bf16_mode_stays_near_f32(void **state)
 static void bad_grids_are_refused(void **state)
 {
     (void)state;
-    static const size_t bad[][3] = {{0, 2, 2}, {5, 2, 2}, {1, 0, 2}, {1, 3, 2},
+    static const size_t bad[][3] = {{0, 2, 2}, {5, 2, 2},   {1, 0, 2},  {1, 3, 2},
                                     {1, 2, 5}, {1, 514, 2}, {1, 2, 514}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         k3i_err err = {0};

@@ -49,7 +49,8 @@ static void every_type_is_bound(void **state)
     k3i_weight bf = k3i_bind_weight(&b, "b", (const size_t[]){2, 2}, 2);
     assert_int_equal(b.st, K3_OK);
     assert_null(h.bf16);
-    assert_true(h.f32[0] == 1 && h.f32[1] == 0x1p-24f && h.f32[2] == -65504 && h.f32[3] == -0x1p-14f);
+    assert_true(h.f32[0] == 1 && h.f32[1] == 0x1p-24f && h.f32[2] == -65504 &&
+                h.f32[3] == -0x1p-14f);
     assert_null(f.bf16);
     assert_int_equal((uintptr_t)f.f32 % sizeof(float), 0);
     assert_memory_equal(f.f32, floats, sizeof floats);

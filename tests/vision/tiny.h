@@ -1,5 +1,5 @@
-/* tiny.h: vision towers made of numbers: the tiny configuration of the published expected output, and random
- * ones of any shape. */
+/* tiny.h: vision towers made of numbers: the tiny configuration of the published expected output,
+ * and random ones of any shape. */
 #ifndef TINY_H
 #define TINY_H
 
@@ -48,10 +48,19 @@ static inline k3i_weight weight_gain(tower *t, size_t n)
 
 static inline tower tiny_tower(void)
 {
-    tower t = {.cfg = {.patch_size = 2, .hidden_size = 16, .qkv_hidden_size = 24,
-                       .intermediate_size = 32, .n_heads = 3, .head_dim = 8, .n_layers = 2,
-                       .pos_height = 4, .pos_width = 4, .pos_time = 4, .merge_size = 2,
-                       .text_hidden_size = 24, .projector_eps = 1e-5f}};
+    tower t = {.cfg = {.patch_size = 2,
+                       .hidden_size = 16,
+                       .qkv_hidden_size = 24,
+                       .intermediate_size = 32,
+                       .n_heads = 3,
+                       .head_dim = 8,
+                       .n_layers = 2,
+                       .pos_height = 4,
+                       .pos_width = 4,
+                       .pos_time = 4,
+                       .merge_size = 2,
+                       .text_hidden_size = 24,
+                       .projector_eps = 1e-5f}};
     k3i_arena_init(&t.arena, 1 << 20);
     t.w.patch_proj = weight_fill(&t, 16 * 12, .05);
     t.w.pos_emb = weight_fill(&t, 4 * 4 * 16, .1);
@@ -61,16 +70,19 @@ static inline tower tiny_tower(void)
     t.w.post_norm = weight_ones(&t, 24);
     t.w.blocks = k3i_arena_new(&t.arena, k3i_vision_block, 2);
     for (int i = 0; i < 2; i++) {
-        t.w.blocks[i] = (k3i_vision_block){
-            .norm0 = weight_ones(&t, 16), .norm1 = weight_ones(&t, 16),
-            .wqkv = weight_fill(&t, 72 * 16, .05), .wo = weight_fill(&t, 16 * 24, .05),
-            .fc0 = weight_fill(&t, 32 * 16, .05), .fc1 = weight_fill(&t, 16 * 32, .05)};
+        t.w.blocks[i] = (k3i_vision_block){.norm0 = weight_ones(&t, 16),
+                                           .norm1 = weight_ones(&t, 16),
+                                           .wqkv = weight_fill(&t, 72 * 16, .05),
+                                           .wo = weight_fill(&t, 16 * 24, .05),
+                                           .fc0 = weight_fill(&t, 32 * 16, .05),
+                                           .fc1 = weight_fill(&t, 16 * 32, .05)};
     }
     return t;
 }
 
 /* BF16 of standard deviation about `scale`. */
-static inline k3i_weight weight_random(tower *t, size_t n, float scale, float offset, uint64_t *seed)
+static inline k3i_weight weight_random(tower *t, size_t n, float scale, float offset,
+                                       uint64_t *seed)
 {
     k3i_bf16 *p = k3i_arena_new(&t->arena, k3i_bf16, n);
     assert_non_null(p);
@@ -83,7 +95,8 @@ static inline tower random_tower(const k3i_vision_config *cfg, uint64_t seed)
 {
     tower t = {.cfg = *cfg};
     size_t F = cfg->hidden_size, A = cfg->qkv_hidden_size, G = cfg->intermediate_size;
-    size_t merged = F * cfg->merge_size * cfg->merge_size, P = 3 * cfg->patch_size * cfg->patch_size;
+    size_t merged = F * cfg->merge_size * cfg->merge_size,
+           P = 3 * cfg->patch_size * cfg->patch_size;
     size_t H = cfg->text_hidden_size;
     k3i_arena_init(&t.arena, (size_t)4 << 30);
     t.w.patch_proj = weight_random(&t, F * P, .02f, 0, &seed);
@@ -94,13 +107,12 @@ static inline tower random_tower(const k3i_vision_config *cfg, uint64_t seed)
     t.w.post_norm = weight_random(&t, H, .2f, 1, &seed);
     t.w.blocks = k3i_arena_new(&t.arena, k3i_vision_block, cfg->n_layers);
     for (size_t i = 0; i < cfg->n_layers; i++) {
-        t.w.blocks[i] = (k3i_vision_block){
-            .norm0 = weight_random(&t, F, .2f, 1, &seed),
-            .norm1 = weight_random(&t, F, .2f, 1, &seed),
-            .wqkv = weight_random(&t, 3 * A * F, .04f, 0, &seed),
-            .wo = weight_random(&t, F * A, .03f, 0, &seed),
-            .fc0 = weight_random(&t, G * F, .03f, 0, &seed),
-            .fc1 = weight_random(&t, F * G, .02f, 0, &seed)};
+        t.w.blocks[i] = (k3i_vision_block){.norm0 = weight_random(&t, F, .2f, 1, &seed),
+                                           .norm1 = weight_random(&t, F, .2f, 1, &seed),
+                                           .wqkv = weight_random(&t, 3 * A * F, .04f, 0, &seed),
+                                           .wo = weight_random(&t, F * A, .03f, 0, &seed),
+                                           .fc0 = weight_random(&t, G * F, .03f, 0, &seed),
+                                           .fc1 = weight_random(&t, F * G, .02f, 0, &seed)};
     }
     return t;
 }
@@ -118,7 +130,8 @@ static inline float *encode(const tower *t, const k3i_ops *op, size_t threads, b
     k3i_vision v;
     size_t n = 0;
     for (size_t i = 0; i < n_items; i++) {
-        assert_int_equal(k3i_vision_check(&t->cfg, items[i].t, items[i].h, items[i].w, NULL), K3_OK);
+        assert_int_equal(k3i_vision_check(&t->cfg, items[i].t, items[i].h, items[i].w, NULL),
+                         K3_OK);
         n += k3i_vision_rows(&t->cfg, items[i].h, items[i].w) * t->cfg.text_hidden_size;
     }
     float *rows = k3i_alloc_array(n, sizeof *rows);

@@ -28,14 +28,14 @@ static double mxfp4(const uint8_t *packed, const uint8_t *scale, size_t c)
 }
 
 /* y[r, o] = sum over i < n of X W, both expressions of r, o and i. */
-#define PRODUCT(n_out, n, X, W)                 \
-    for (size_t r = 0; r < n_row; r++) {        \
-        for (size_t o = 0; o < n_out; o++) {    \
-            double sum = 0;                     \
-            for (size_t i = 0; i < n; i++)      \
-                sum += (X) * (W);               \
-            y[r * y_stride + o] = (float)sum;   \
-        }                                       \
+#define PRODUCT(n_out, n, X, W)               \
+    for (size_t r = 0; r < n_row; r++) {      \
+        for (size_t o = 0; o < n_out; o++) {  \
+            double sum = 0;                   \
+            for (size_t i = 0; i < n; i++)    \
+                sum += (X) * (W);             \
+            y[r * y_stride + o] = (float)sum; \
+        }                                     \
     }
 
 void k3i_gemm_bf16__ref(float *y, size_t y_stride, const k3i_bf16 *x, size_t x_stride,
