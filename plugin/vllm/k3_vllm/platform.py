@@ -11,6 +11,7 @@ import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
 from k3_vllm import compat, lib
+from k3_vllm.memory import used_and_available
 from k3_vllm.options import engine_options
 
 # Runner V2 of vLLM needs Triton; the scheduler's V1 dialect does not. Both are understood by the
@@ -55,7 +56,7 @@ class K3Platform(Platform):
 
     @classmethod
     def get_current_memory_usage(cls, device=None) -> float:
-        return float(get_available_memory()[0])
+        return float(used_and_available()[0])
 
     @classmethod
     def inference_mode(cls):
@@ -106,13 +107,6 @@ class K3Platform(Platform):
 def _executor(parallel) -> str:
     """One process without tensor parallelism, else one for each rank."""
     return "mp" if parallel.tensor_parallel_size > 1 else "uni"
-
-
-def get_available_memory() -> tuple[int, int]:
-    """(used, available) bytes of this machine."""
-    with open("/proc/meminfo") as meminfo:
-        values = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in meminfo}
-    return values["MemTotal"] - values["MemAvailable"], values["MemAvailable"]
 
 
 # Settings that libk3 has no use for; any value but none is refused. A version of vLLM without one of them is fine.

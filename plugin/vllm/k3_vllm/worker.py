@@ -7,8 +7,8 @@ from vllm.logger import init_logger
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from k3_vllm import compat, lib
+from k3_vllm.memory import used_and_available
 from k3_vllm.options import engine_options
-from k3_vllm.platform import get_available_memory
 from k3_vllm.runner import K3Runner
 
 logger = init_logger(__name__)
@@ -72,7 +72,7 @@ class K3Worker(WorkerBase):
         """
         if self.cache_config.kv_cache_memory_bytes is not None:
             return self.cache_config.kv_cache_memory_bytes
-        free = get_available_memory()[1]
+        free = used_and_available()[1]
         beside_weights = max(free - self.engine.info.weight_bytes, free / 4)
         return int(beside_weights * self.cache_config.gpu_memory_utilization / self._n_ranks)
 
