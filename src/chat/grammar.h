@@ -7,8 +7,9 @@
  *   k3i_matcher  one per sequence: where in the grammar it stands; one thread at a time
  *
  * The grammar begins at the first generated token, in whichever channel the prompt left open.
- * Thinking is free text up to its closing marker. Speculation: take a mask, advance over a draft,
- * take the next mask, and roll back what was not accepted. */
+ * Thinking is free text up to its closing marker. Speculation takes the rows of a step in order:
+ * mask, sample, advance; where a draft was another token the rows behind it are not looked at, so
+ * that nothing has to be taken back. */
 #ifndef K3I_GRAMMAR_H
 #define K3I_GRAMMAR_H
 
@@ -17,9 +18,6 @@
 typedef struct k3i_vocab k3i_vocab;
 typedef struct k3i_grammar k3i_grammar;
 typedef struct k3i_matcher k3i_matcher;
-
-/* Tokens that can be rolled back at any time. */
-#define K3I_MATCHER_HISTORY 64
 
 /* `tok` must outlive the result. */
 k3_status k3i_vocab_new(const k3i_tok *tok, k3i_vocab **ret, k3i_err *err);
@@ -36,7 +34,7 @@ void k3i_grammar_free(k3i_grammar *grammar);
 /* `vocab` and `grammar` must outlive the matcher. */
 k3_status k3i_matcher_new(const k3i_vocab *vocab, const k3i_grammar *grammar, k3i_matcher **ret,
                           k3i_err *err);
-/* An independent matcher in the same place. */
+/* An independent matcher in the same place: for tests, which try every token. */
 k3_status k3i_matcher_fork(const k3i_matcher *m, k3i_matcher **ret, k3i_err *err);
 void k3i_matcher_free(k3i_matcher *m);
 
@@ -52,12 +50,10 @@ k3_status k3i_matcher_mask(k3i_matcher *m, size_t remaining, uint32_t *mask, k3i
 /* Goes over one token. K3_E_ARG if the grammar does not allow it here; the matcher is unchanged
  * then. */
 k3_status k3i_matcher_advance(k3i_matcher *m, int32_t id, k3i_err *err);
-/* Takes back the last n tokens. K3_E_ARG beyond what was advanced or K3I_MATCHER_HISTORY. */
-k3_status k3i_matcher_rollback(k3i_matcher *m, size_t n, k3i_err *err);
 
 /* The end-of-message token has been taken. */
 bool k3i_matcher_is_done(const k3i_matcher *m);
-/* Tokens that suffice to finish from here. */
+/* Tokens that suffice to finish from here: what tests hold the masks to. */
 size_t k3i_matcher_min_tokens(k3i_matcher *m);
 
 #endif

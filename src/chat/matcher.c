@@ -1,8 +1,7 @@
 /* matcher.c: where a sequence stands in its grammar, and which tokens may come next.
  *
- * A place is a set of threads (automaton.c). The last K3I_MATCHER_HISTORY places are kept, so that
- * taking back drafts is a step of an index. Frames are never changed once made, so all places share
- * them; those that no place needs any more are dropped now and then.
+ * A place is a set of threads (automaton.c). Frames are never changed once made, so threads share
+ * them; those that none needs any more are dropped now and then.
  *
  * A mask is made of three parts: prepared masks for threads in the middle of text, a walk over the
  * tokens that hold a quote or backslash for those in JSON text, and a walk over the whole trie for
@@ -19,9 +18,7 @@ typedef struct {
 struct k3i_matcher {
     const k3i_vocab *vocab;
     k3i_machine m;
-    place *ring; /* [K3I_MATCHER_HISTORY + 1]; the current one is at `now` */
-    uint32_t now;
-    uint32_t n_back;  /* places before it that are still there */
+    place now;
     size_t n_live;    /* frames that were needed at the last clean-up */
     k3i_threads walk; /* sets of threads, one behind the other, by depth in the trie */
     uint32_t *memo;   /* [n_word] the last mask, valid for the place `memo_place` */
@@ -29,11 +26,6 @@ struct k3i_matcher {
     uint32_t memo_cost; /* the largest cost behind a token of the memo */
     bool has_memo;
 };
-
-static place *current(const k3i_matcher *m)
-{
-    return &m->ring[m->now];
-}
 
 static k3_status no_memory(k3i_err *err)
 {
@@ -88,7 +80,7 @@ static bool load_walk(k3i_matcher *m, const k3i_thread *t, size_t n)
 static bool step_token(k3i_matcher *m, int32_t id)
 {
     const k3i_tok *tok = m->vocab->tok;
-    if (!load_walk(m, current(m)->t, current(m)->n))
+    if (!load_walk(m, m->now.t, m->now.n))
         return false;
     if (k3i_tok_is_special(tok, id)) {
         uint32_t sym = symbol_of(tok, id);
@@ -102,7 +94,7 @@ static bool step_token(k3i_matcher *m, int32_t id)
     return ok;
 }
 
-/* Drops frames that no kept place leads to. A frame lies behind the one above it, so one sweep from
+/* Drops frames that no thread leads to. A frame lies behind the one above it, so one sweep from
  * the back marks them all and one from the front moves them together. */
 static void clean_frames(k3i_matcher *m)
 {
@@ -112,13 +104,10 @@ static void clean_frames(k3i_matcher *m)
     uint32_t *moved = k3i_alloc_zero(n * sizeof *moved);
     if (moved == NULL)
         return; /* not needed, only thrifty */
-    for (uint32_t back = 0; back <= m->n_back; back++) {
-        const place *p =
-            &m->ring[(m->now + K3I_MATCHER_HISTORY + 1 - back) % (K3I_MATCHER_HISTORY + 1)];
-        for (uint32_t i = 0; i < p->n; i++) {
-            if (p->t[i].up != 0)
-                moved[p->t[i].up - 1] = 1;
-        }
+    place *p = &m->now;
+    for (uint32_t i = 0; i < p->n; i++) {
+        if (p->t[i].up != 0)
+            moved[p->t[i].up - 1] = 1;
     }
     for (size_t i = n; i-- > 0;) {
         if (moved[i] != 0 && m->m.frame[i].thread.up != 0)
@@ -133,27 +122,20 @@ static void clean_frames(k3i_matcher *m)
         m->m.frame[kept++] = f;
         moved[i] = (uint32_t)kept;
     }
-    for (uint32_t back = 0; back <= m->n_back; back++) {
-        place *p = &m->ring[(m->now + K3I_MATCHER_HISTORY + 1 - back) % (K3I_MATCHER_HISTORY + 1)];
-        for (uint32_t i = 0; i < p->n; i++) {
-            if (p->t[i].up != 0)
-                p->t[i].up = moved[p->t[i].up - 1];
-        }
+    for (uint32_t i = 0; i < p->n; i++) {
+        if (p->t[i].up != 0)
+            p->t[i].up = moved[p->t[i].up - 1];
     }
     m->m.n_frame = m->n_live = kept;
     m->has_memo = false;
     k3i_free(moved);
 }
 
-/* Makes walk[0..n) the next place. */
-static void keep_place(k3i_matcher *m)
+/* Makes walk[0..n) the place. */
+static void set_place(k3i_matcher *m)
 {
-    m->now = (m->now + 1) % (K3I_MATCHER_HISTORY + 1);
-    m->n_back += m->n_back < K3I_MATCHER_HISTORY;
-    place *p = current(m);
-    p->n = (uint32_t)m->walk.n;
-    memcpy(p->t, m->walk.t, m->walk.n * sizeof *p->t);
-    clean_frames(m);
+    m->now.n = (uint32_t)m->walk.n;
+    memcpy(m->now.t, m->walk.t, m->walk.n * sizeof *m->walk.t);
 }
 
 k3_status k3i_matcher_advance(k3i_matcher *m, int32_t id, k3i_err *err)
@@ -168,16 +150,8 @@ k3_status k3i_matcher_advance(k3i_matcher *m, int32_t id, k3i_err *err)
         return is_memory ? no_memory(err)
                          : k3i_fail(err, K3_E_ARG, "token %d does not fit the grammar here", id);
     }
-    keep_place(m);
-    return K3_OK;
-}
-
-k3_status k3i_matcher_rollback(k3i_matcher *m, size_t n, k3i_err *err)
-{
-    if (n > m->n_back)
-        return k3i_fail(err, K3_E_ARG, "%zu tokens to take back, %u are kept", n, m->n_back);
-    m->now = (m->now + K3I_MATCHER_HISTORY + 1 - (uint32_t)n) % (K3I_MATCHER_HISTORY + 1);
-    m->n_back -= (uint32_t)n;
+    set_place(m);
+    clean_frames(m);
     return K3_OK;
 }
 
@@ -193,12 +167,12 @@ static uint32_t set_cost(const k3i_matcher *m, const k3i_thread *t, size_t n)
 
 size_t k3i_matcher_min_tokens(k3i_matcher *m)
 {
-    return set_cost(m, current(m)->t, current(m)->n);
+    return set_cost(m, m->now.t, m->now.n);
 }
 
 bool k3i_matcher_is_done(const k3i_matcher *m)
 {
-    const place *p = current(m);
+    const place *p = &m->now;
     return p->n > 0 && k3i_g_thread_is_end(&m->m, &p->t[0]);
 }
 
@@ -294,7 +268,7 @@ static void allow_symbols(k3i_matcher *m, uint32_t left, uint32_t *mask, uint32_
     const int32_t ids[] = {s->open, s->close, s->sep, s->end_of_msg};
     size_t n_frame = m->m.n_frame, n_word = m->m.n_word;
     for (uint32_t i = 0; i < 4; i++) {
-        if (load_walk(m, current(m)->t, current(m)->n) && step_set(m, 0, K3I_SYM_OPEN + i))
+        if (load_walk(m, m->now.t, m->now.n) && step_set(m, 0, K3I_SYM_OPEN + i))
             allow(m, 0, ids[i], left, mask, max_cost);
         m->m.n_frame = n_frame;
         m->m.n_word = n_word;
@@ -305,7 +279,7 @@ static void allow_symbols(k3i_matcher *m, uint32_t left, uint32_t *mask, uint32_
  * K3I_NEVER if a text token was held back. */
 static uint32_t make_mask(k3i_matcher *m, uint32_t left, uint32_t *mask)
 {
-    const place *p = current(m);
+    const place *p = &m->now;
     k3i_thread full[K3I_MAX_THREADS], quoted[K3I_MAX_THREADS];
     size_t n_full = 0, n_quoted = 0;
     uint32_t max_cost = 0;
@@ -351,7 +325,7 @@ static bool is_zero(const uint32_t *mask, size_t n_word)
 k3_status k3i_matcher_mask(k3i_matcher *m, size_t remaining, uint32_t *mask, k3i_err *err)
 {
     const size_t n_word = m->vocab->n_word, bytes = n_word * sizeof *mask;
-    const place *p = current(m);
+    const place *p = &m->now;
     uint32_t left = remaining == 0                 ? 0
                     : remaining - 1 < K3I_COST_MAX ? (uint32_t)(remaining - 1)
                                                    : K3I_COST_MAX;
@@ -396,9 +370,8 @@ k3_status k3i_matcher_new(const k3i_vocab *vocab, const k3i_grammar *grammar, k3
         return no_memory(err);
     m->vocab = vocab;
     m->m.g = grammar;
-    m->ring = k3i_alloc_array(K3I_MATCHER_HISTORY + 1, sizeof *m->ring);
     m->memo = k3i_alloc_array(vocab->n_word, sizeof *m->memo);
-    bool ok = m->ring != NULL && m->memo != NULL && load_walk(m, NULL, 0);
+    bool ok = m->memo != NULL && load_walk(m, NULL, 0);
     bool fits = true;
     if (ok)
         k3i_g_start(&m->m, &m->walk);
@@ -413,8 +386,7 @@ k3_status k3i_matcher_new(const k3i_vocab *vocab, const k3i_grammar *grammar, k3
                          err, K3_E_FORMAT,
                          "the content of the partial message does not fit what the answer must be");
     }
-    m->ring[0].n = (uint32_t)m->walk.n;
-    memcpy(m->ring[0].t, m->walk.t, m->walk.n * sizeof *m->walk.t);
+    set_place(m);
     *ret = m;
     return K3_OK;
 }
@@ -438,9 +410,8 @@ k3_status k3i_matcher_fork(const k3i_matcher *m, k3i_matcher **ret, k3i_err *err
     f->m.cap_word = m->m.n_word;
     f->m.frame = copy_of(m->m.frame, m->m.n_frame * sizeof *m->m.frame);
     f->m.word = copy_of(m->m.word, m->m.n_word * sizeof *m->m.word);
-    f->ring = copy_of(m->ring, (K3I_MATCHER_HISTORY + 1) * sizeof *m->ring);
     f->memo = k3i_alloc_array(m->vocab->n_word, sizeof *f->memo);
-    if (f->m.frame == NULL || f->m.word == NULL || f->ring == NULL || f->memo == NULL) {
+    if (f->m.frame == NULL || f->m.word == NULL || f->memo == NULL) {
         k3i_matcher_free(f);
         return no_memory(err);
     }
@@ -452,7 +423,6 @@ void k3i_matcher_free(k3i_matcher *m)
 {
     if (m == NULL)
         return;
-    k3i_free(m->ring);
     k3i_free(m->memo);
     k3i_free(m->walk.t);
     k3i_free(m->m.frame);

@@ -32,11 +32,13 @@ static void walk(const k3i_vocab *vocab, const k3i_grammar *grammar, const uint8
             if (mask[at / 32] >> (at % 32) & 1)
                 id = at;
         }
-        if (id == UINT32_MAX || k3i_matcher_advance(m, (int32_t)id, NULL) != K3_OK)
-            abort();
-        if (i % 7 == 3 && k3i_matcher_rollback(m, 1, NULL) == K3_OK &&
+        k3i_matcher *fork = NULL;
+        if (id == UINT32_MAX ||
+            (i % 7 == 3 && k3i_matcher_fork(m, &fork, NULL) == K3_OK &&
+             k3i_matcher_advance(fork, (int32_t)id, NULL) != K3_OK) ||
             k3i_matcher_advance(m, (int32_t)id, NULL) != K3_OK)
             abort();
+        k3i_matcher_free(fork);
         if (left == 1 && !k3i_matcher_is_done(m))
             abort();
     }
