@@ -35,8 +35,9 @@ k3_status k3i_elastic_new(k3i_team *team, k3i_elastic **ret, k3i_err *err);
 void k3i_elastic_free(k3i_elastic *elastic);
 
 /* Before a step, by the thread that runs it; `busy` is the time that all steps so far have taken.
- * Looks now and then, a team step of about 10 us, and sets the team's active members. Long steps,
- * mostly large products whose pieces go to whoever is there, are judged apart from short ones. */
+ * Looks now and then, a team step of 7 us for two members, and sets the team's active members. Long
+ * steps, mostly large products whose pieces go to whoever is there, are judged apart from short
+ * ones. */
 void k3i_elastic_before(k3i_elastic *elastic, bool is_long, int64_t busy);
 
 #endif
